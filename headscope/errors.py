@@ -1,0 +1,68 @@
+"""Every error that headscope raises on purpose, each with the exit code that the command line gives it.
+
+    HeadscopeError                 1  failed: something that cannot be used
+    ├── ModelError                 1  a model, its configuration or its weights
+    │   └── UnsupportedModel       1  a model whose heads cannot be found
+    ├── DataError                  1  a data file, or what stands in it
+    ├── DeviceError                1  a device that is absent, or memory that ran out
+    ├── OutputError                1  a file that cannot be written
+    ├── CheckFailed                1  a structure check of `inspect --check` failed
+    └── UsageError                 2  an option that cannot be meant that way
+
+Anything else that escapes is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HeadscopeError(Exception):
+    """Something the user can mend: one sentence that says what and where, and a hint that says what to do."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ModelError(HeadscopeError):
+    """A model folder, its configuration or its weights cannot be used."""
+
+
+class UnsupportedModel(ModelError):
+    """No attention head of this model can be found or tapped."""
+
+
+class DataError(HeadscopeError):
+    """A data file cannot be read, or its rows do not fit the task."""
+
+
+class DeviceError(HeadscopeError):
+    """The device that was asked for is absent, or its memory ran out."""
+
+
+class OutputError(HeadscopeError):
+    """A report or picture cannot be written."""
+
+
+class CheckFailed(HeadscopeError):
+    """At least one structure check failed; the report that says which is already written."""
+
+
+class UsageError(HeadscopeError):
+    """An option or argument that cannot be meant that way."""
+
+    exit_code = 2
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """A hint that names the closest of the `known` words and lists them all, or None if there are none."""
+    names = list(known)
+    if not names:
+        return None
+    close = difflib.get_close_matches(word, names, n=1)
+    listing = "known: " + ", ".join(names)
+    return f"did you mean {close[0]!r}? {listing}" if close else listing
