@@ -93,7 +93,8 @@ class ParameterSlice:
 class Site:
     """Where the heads of one attention module live in the model.
 
-    `channels[c]` is the head whose output is input channel `c` of the output projection (-1: none).
+    `channels[c]` is the head whose output is input channel `c` of the output projection (-1: none); `channel_axis` and
+    `batch_axis` are the axes of that input which hold the channels and the examples.
     `coupled` names parameters that several heads share in a way that makes physical removal inexact, `shared` those
     that serve all heads and stay whole. `call` counts earlier calls of the same module in one forward pass: it is
     above 0 only where layers share one module, whose other layers are then listed in `shared_with`.
@@ -105,6 +106,7 @@ class Site:
     output: str
     channels: tuple[int, ...]
     channel_axis: int
+    batch_axis: int
     n_heads: int
     n_kv_heads: int
     d_head: int

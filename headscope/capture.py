@@ -1,0 +1,176 @@
+"""Capture: `watch` reads what every head puts out and its gate gradient while a model runs, `gate` scales heads.
+
+Both act on the input of the output projection, so they serve every architecture and every attention backend alike. In
+the few sites whose projection input already mixes heads, they act on the context where the attention function returns
+it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from headscope.heads import Site, SiteId
+from headscope.taps import AttentionCall, InterfaceTap
+
+Edit = Callable[[Site, Tensor], Tensor | None]
+"""Sees the head outputs `[batch token head d_value]` of a site; may return others to be used instead."""
+
+
+@dataclass
+class Record:
+    """What one batch showed at one site; hooks fill it in place."""
+
+    site: Site
+    output: Tensor | None = None
+    """Head outputs z, `[batch token head d_value]`, detached."""
+    gate_gradient: Tensor | None = None
+    """⟨z, ∂L/∂z⟩ of the last backward pass, `[batch token head]`, float32 or wider; L is a sum over examples."""
+
+
+@dataclass
+class Watch:
+    """The records of the running batch, by site; `batch` must be set to the number of examples before the model runs."""
+
+    batch: int = 1
+    records: dict[SiteId, Record] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def watch(model: nn.Module, sites: Sequence[Site], *, gradients: bool = True) -> Iterator[Watch]:
+    """Fill records while the block runs: outputs in the forward pass, gate gradients in each backward pass.
+
+    Parameters need no gradient: the first site starts the graph, nothing below it is recorded.
+    """
+    seen = Watch(records={site.id: Record(site) for site in sites})
+
+    def look(site: Site, raw: Tensor) -> None:
+        record = seen.records[site.id]
+        values = heads_of(site, raw.detach(), seen.batch)
+        record.output, record.gate_gradient = values, None
+        if not gradients or not torch.is_grad_enabled():
+            return
+        if not raw.requires_grad:
+            raw.requires_grad_(True)
+
+        def back(gradient: Tensor) -> None:
+            wide = torch.promote_types(values.dtype, torch.float32)
+            pulled = heads_of(site, gradient, seen.batch)
+            record.gate_gradient = (values.to(wide) * pulled.to(wide)).sum(dim=-1)
+
+        raw.register_hook(back)
+
+    with _tapped(model, sites, look):
+        yield seen
+
+
+@contextlib.contextmanager
+def gate(model: nn.Module, gates: Mapping[SiteId, Tensor], sites: Sequence[Site]) -> Iterator[None]:
+    """Multiply the outputs of heads by gates while the block runs: 0 removes a head, 1 leaves it.
+
+    A gate is `[head]`, or `[batch 1 head 1]` for gates of each example.
+    """
+    gated = [site for site in sites if site.id in gates]
+
+    def scale(site: Site, raw: Tensor) -> Tensor:
+        values = gates[site.id].to(device=raw.device, dtype=raw.dtype)
+        per_head = values if values.dim() == 1 else values[:, 0, :, 0]
+        return raw * _spread(site, per_head, raw)
+
+    with _tapped(model, gated, scale):
+        yield
+
+
+@contextlib.contextmanager
+def _tapped(model: nn.Module, sites: Sequence[Site], act: Callable[[Site, Tensor], Tensor | None]) -> Iterator[None]:
+    """Call `act` with the tensor that carries the heads of a site, whenever one of the sites runs."""
+    outside = [site for site in sites if not site.mixes_heads]
+    inside = [site for site in sites if site.mixes_heads]
+    by_output = _by_module(model, outside, "output")
+    by_module = _by_module(model, inside, "module")
+    counts: dict[int, int] = {}
+    handles: list[RemovableHandle] = [model.register_forward_pre_hook(lambda *_: counts.clear())]
+
+    def which(module: nn.Module, table: dict[int, list[Site]]) -> Site | None:
+        """The site of this call: modules shared between layers run once for each of them, in order."""
+        call = counts.get(id(module), 0)
+        counts[id(module)] = call + 1
+        known = table[id(module)]
+        total = 1 + len(known[0].shared_with)
+        return next((site for site in known if site.call == call % total), None)
+
+    def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        site = which(module, by_output)
+        changed = None if site is None else act(site, args[0])
+        return None if changed is None else (changed, *args[1:])
+
+    def attend(call: AttentionCall) -> Tensor | None:
+        site = which(call.module, by_module) if id(call.module) in by_module else None
+        return None if site is None else act(site, call.context)
+
+    with contextlib.ExitStack() as stack:
+        for path in {site.output for site in outside}:
+            handles.append(model.get_submodule(path).register_forward_pre_hook(before))
+        for handle in handles:
+            stack.callback(handle.remove)
+        if inside:
+            stack.enter_context(InterfaceTap(attend))
+        yield
+
+
+def _by_module(model: nn.Module, sites: Sequence[Site], attribute: str) -> dict[int, list[Site]]:
+    table: dict[int, list[Site]] = {}
+    for site in sites:
+        table.setdefault(id(model.get_submodule(getattr(site, attribute))), []).append(site)
+    return table
+
+
+def heads_of(site: Site, raw: Tensor, batch: int) -> Tensor:
+    """The head outputs in a projection's input (or a context), as `[batch token head d_value]`.
+
+    Channels that no head owns are left out. Windows and other sub-sequences of one example are laid end to end.
+    """
+    if site.mixes_heads:
+        heads_first = raw.dim() == 4 and raw.shape[1] == site.n_heads and raw.shape[2] != site.n_heads
+        values = raw.transpose(1, 2) if heads_first else raw
+        return values.reshape(batch, -1, site.n_heads, site.d_value)
+    values = raw.movedim(site.channel_axis, -1)
+    if site.batch_axis:
+        values = values.movedim(site.batch_axis, 0)
+    values = values.reshape(batch, -1, values.shape[-1])
+    order = _channel_order(site)
+    if order != list(range(values.shape[-1])):
+        values = values[..., torch.tensor(order, device=raw.device)]
+    return values.reshape(*values.shape[:2], site.n_heads, -1)
+
+
+def _channel_order(site: Site) -> list[int]:
+    """The owned channels, head by head."""
+    owned = [channel for channel, head in enumerate(site.channels) if head >= 0]
+    return sorted(owned, key=lambda channel: site.channels[channel])
+
+
+def _spread(site: Site, per_head: Tensor, raw: Tensor) -> Tensor:
+    """Gates `[head]` or `[batch head]` laid out so that they multiply the tensor that carries the heads."""
+    if site.mixes_heads:
+        axis = 1 if raw.shape[1] == site.n_heads and raw.shape[2] != site.n_heads else 2
+        values = per_head
+    else:
+        axis = site.channel_axis % raw.dim()
+        owner = torch.tensor(site.channels, device=raw.device)
+        ones = torch.ones_like(per_head[..., :1])
+        values = torch.cat([per_head, ones], dim=-1)[..., torch.where(owner < 0, site.n_heads, owner)]
+    shape = [1] * raw.dim()
+    shape[axis] = values.shape[-1]
+    if values.dim() == 1:
+        return values.view(shape)
+    batch_axis = site.batch_axis
+    rows = raw.shape[batch_axis] // values.shape[0]  # windows of one example lie side by side
+    shape[batch_axis] = raw.shape[batch_axis]
+    return values.repeat_interleave(rows, dim=0).view(shape)

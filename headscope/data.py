@@ -1,0 +1,169 @@
+"""Data for a study: rows of a file, stdin or Hub data set become the examples of the model's task."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy
+
+from headscope.errors import DataError, ModelError, UsageError
+from headscope.examples import IGNORED, Example, Examples
+from headscope.fields import find_column, pixel_columns
+from headscope.models import LoadedModel
+from headscope.sources import Rows, read
+from headscope.tasks import Encoder
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How to read data; the defaults are those of the command line."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Column names given by the user, by role."""
+    config: str | None = None
+    split: str | None = None
+    encoding: str = "utf-8"
+    skip_bad: bool = False
+    limit: int | None = 512
+    """Examples used, the first after a seeded shuffle; None for all."""
+    max_length: int | None = None
+    on_long: str | None = None
+    seed: int = 0
+    parse_special: bool = False
+
+
+def load_examples(data: str, loaded: LoadedModel, options: DataOptions) -> Examples:
+    """The examples of `data` for the model's task, shuffled by the seed and cut to the limit.
+
+    Raises:
+        DataError: the data cannot be read, or a row does not fit the task.
+        UsageError: a column is missing or ambiguous.
+    """
+    rows = read(data, config=options.config, split=options.split, encoding=options.encoding, skip_bad=options.skip_bad)
+    encoder = _encoder(rows, loaded, options)
+    items, skipped, bad = _encode(rows, loaded, encoder, options)
+    if not items:
+        raise DataError(f"no labelled token in {rows.name}" if skipped else f"no examples in {rows.name}")
+    notes = list(rows.notes)
+    truncated = sum(example.truncated for example in items)
+    if truncated:
+        notes.append(f"{truncated} of {len(items)} examples were longer than {encoder.max_length} tokens and cut")
+    if skipped:
+        notes.append(f"{skipped} examples without anything to predict were skipped")
+    if bad:
+        notes.append(f"{bad} rows that do not fit the task were skipped")
+    pads, note = _pads(loaded, items)
+    return Examples(tuple(items), pads, skipped + bad + rows.skipped, (*notes, *note), rows.name, rows.digest)
+
+
+def _encoder(rows: Rows, loaded: LoadedModel, options: DataOptions) -> Encoder:
+    pixels = tuple(pixel_columns(rows) or ()) if "image" in _roles(loaded) and not options.columns.get("image") else ()
+    columns = _columns(rows, loaded, options, pixels)
+    reads_text = any(role in columns for role in ("text", "tokens", "context"))
+    on_long = options.on_long or ("chunk" if loaded.task_name == "causal-lm" else "truncate")
+    if on_long == "chunk" and loaded.task_name != "causal-lm":
+        raise UsageError(f"--on-long chunk cuts texts for causal-lm, not for {loaded.task_name}", hint="use truncate")
+    return Encoder(
+        config=loaded.model.config,
+        tokenizer=loaded.tokenizer() if reads_text else None,
+        processor=None if reads_text else loaded.image_processor(),
+        max_length=_max_length(loaded, options) if reads_text else 0,
+        on_long=on_long,
+        seed=options.seed,
+        parse_special=options.parse_special,
+        columns=columns,
+        pixels=pixels,
+    )
+
+
+def _roles(loaded: LoadedModel) -> tuple[str, ...]:
+    return (*loaded.task.required, *loaded.task.optional)
+
+
+def _columns(rows: Rows, loaded: LoadedModel, options: DataOptions, pixels: tuple[str, ...]) -> dict[str, str]:
+    """The data's column for each role of the task."""
+    found: dict[str, str] = {}
+    task = loaded.task
+    for role in _roles(loaded):
+        if role == "image" and pixels:
+            continue
+        wanted = options.columns.get(role)
+        if role in ("question", "tokens"):
+            wanted = options.columns.get("text")
+        if role == "text" and "tokens" in found:
+            continue
+        wanted = None if role == "tokens" and wanted and not _lists(rows, wanted) else wanted
+        column = find_column(rows, role, wanted, required=role in task.required)
+        if column is not None:
+            found[role] = column
+    if not pixels and not any(role in found for role in ("text", "tokens", "context", "image")):
+        find_column(rows, "image" if loaded.reads == "images" else "text", None, required=True)
+    return found
+
+
+def _lists(rows: Rows, column: str) -> bool:
+    return any(isinstance(row.get(column), list) for row in rows.rows[:10])
+
+
+def _encode(rows: Rows, loaded: LoadedModel, encoder: Encoder, options: DataOptions) -> tuple[list[Example], int, int]:
+    """Examples in seeded order, how many had nothing to predict, and how many rows did not fit."""
+    order = numpy.random.Generator(numpy.random.Philox(options.seed)).permutation(len(rows.rows))
+    items: list[Example] = []
+    number = skipped = bad = 0
+    for index in order.tolist():
+        if options.limit is not None and len(items) >= options.limit:
+            break
+        try:
+            with _at(rows, index):
+                found = loaded.task.encode(encoder, rows.rows[index], number)
+        except DataError:
+            if not options.skip_bad:
+                raise
+            bad += 1
+            continue
+        number += len(found)
+        usable = [example for example in found if any(target != IGNORED for target in example.targets)]
+        skipped += len(found) - len(usable)
+        items += usable
+    return items[: options.limit], skipped, bad
+
+
+@contextlib.contextmanager
+def _at(rows: Rows, index: int) -> Iterator[None]:
+    """Say in an error which row it is about."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{rows.name}, row {rows.numbers[index]}: {error}", hint=error.hint) from None
+
+
+def _max_length(loaded: LoadedModel, options: DataOptions) -> int:
+    limit = loaded.max_length()
+    if options.max_length is None:
+        return limit or 512
+    if limit is not None and options.max_length > limit:
+        raise UsageError(f"--max-length {options.max_length} is more than this model's limit of {limit} tokens")
+    return options.max_length
+
+
+def _pads(loaded: LoadedModel, items: list[Example]) -> tuple[dict[str, int], tuple[str, ...]]:
+    """What pads each input; a model without a pad token gets a stand-in that occurs in no example."""
+    if "input_ids" not in items[0].inputs:
+        return {}, ()
+    config = loaded.model.config
+    pad = config.get_text_config().pad_token_id
+    if pad is None:
+        pad = getattr(loaded.tokenizer(), "pad_token_id", None)
+    note: tuple[str, ...] = ()
+    if pad is None:
+        used = {token for example in items for token in example.inputs["input_ids"]}
+        size = int(config.get_text_config().vocab_size)
+        pad = next((token for token in range(size - 1, -1, -1) if token not in used), None)
+        if pad is None:
+            raise ModelError("this model has no pad token and the data uses every token", hint="use --batch-size 1")
+        note = (f"the model has no pad token: token {pad}, which the data does not use, stands in for it",)
+    if config.get_text_config().pad_token_id is None:
+        config.get_text_config().pad_token_id = pad  # classifiers of decoders find a text's last token by it
+    return {"input_ids": pad}, note

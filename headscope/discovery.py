@@ -1,0 +1,186 @@
+"""Discovery runs a model once on made-up inputs and returns its sites: where each head lives in the parameters.
+
+Nothing is read off names. Sites show themselves as attention calls (`taps`); which slice of which parameter belongs to
+which head is found from gradients (`ownership`). Each site's context is detached into a leaf, so that every question
+is asked of a small local graph and cost grows linearly with the number of sites.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from headscope.anatomy import Anatomy, dissect
+from headscope.errors import UnsupportedModel
+from headscope.heads import AttentionKind, Site, SiteId
+from headscope.inputs import probe_inputs
+from headscope.stacks import StackNames
+from headscope.taps import AttentionCall, FunctionTap, InterfaceTap, ModuleStack
+
+_LINEAR = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d)
+
+
+@dataclass
+class Projection:
+    """One call of a linear module during the probe."""
+
+    time: int
+    module: nn.Module
+    input: Tensor
+
+
+@dataclass
+class Sighting:
+    """One module's attention during the probe: its first call, and how often the module ran."""
+
+    time: int
+    call: AttentionCall
+    leaf: Tensor
+    runs: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """What the probe found: the sites in reporting order, and what it saw but could not resolve."""
+
+    sites: tuple[Site, ...]
+    problems: tuple[str, ...]
+
+
+class _Probe:
+    """The record of one forward pass: attention calls and linear calls in the order they happened."""
+
+    def __init__(self) -> None:
+        self.clock = 0
+        self.sightings: dict[int, Sighting] = {}
+        self.starts: dict[int, list[int]] = {}
+        self.projections: list[Projection] = []
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.clock += 1
+        self.starts.setdefault(id(module), []).append(self.clock)
+        if is_linear(module):
+            values = [*args, *kwargs.values()]
+            tensor = next((value for value in values if isinstance(value, Tensor)), None)
+            if tensor is not None and tensor.is_floating_point():
+                self.projections.append(Projection(self.clock, module, tensor))
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        self.clock += 1
+        leaf = call.context.detach().requires_grad_(True)
+        if id(call.module) not in self.sightings:
+            self.sightings[id(call.module)] = Sighting(self.clock, call, leaf)
+        return leaf
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module maps its input linearly by a matrix called `weight` (quantised layers included)."""
+    if isinstance(module, _LINEAR):
+        return True
+    weight = getattr(module, "weight", None)
+    named = type(module).__name__.lower()
+    return isinstance(weight, Tensor) and weight.dim() == 2 and "norm" not in named and "embed" not in named
+
+
+def find_sites(model: PreTrainedModel, inputs: dict[str, Any] | None = None) -> Discovery:
+    """Find every attention site that `inputs` (default: made-up ones) reach, with the parameters of each head.
+
+    Raises:
+        UnsupportedModel: no attention module was reached.
+    """
+    with evaluating(model), differentiable(model):
+        probe = _run(model, probe_inputs(model) if inputs is None else inputs)
+        found, problems = _dissect(model, probe)
+    if not found:
+        detail = "; ".join(problems) or "no softmax attention was reached"
+        raise UnsupportedModel(f"no attention head found in {type(model).__name__}: {detail}")
+    return Discovery(_number(found, StackNames(model)), tuple(problems))
+
+
+def _dissect(model: PreTrainedModel, probe: _Probe) -> tuple[list[tuple[Sighting, Anatomy, str]], list[str]]:
+    """The anatomy of each attention module in the order of running, and what could not be told."""
+    paths = {id(module): path for path, module in reversed(list(model.named_modules()))}
+    found: list[tuple[Sighting, Anatomy, str]] = []
+    problems: list[str] = []
+    known: dict[Any, Anatomy] = {}
+    for sighting in sorted(probe.sightings.values(), key=lambda seen: seen.time):
+        path = paths.get(id(sighting.call.module), "")
+        sighting.runs = probe.starts.get(id(sighting.call.module), [sighting.time])
+        anatomy = dissect(model, path, sighting.call, sighting.leaf, _after(probe, sighting), known=known)
+        if isinstance(anatomy, str):
+            problems.append(f"{path} ({type(sighting.call.module).__name__}): {anatomy}")
+        else:
+            found.append((sighting, anatomy, path))
+    return found, problems
+
+
+def _run(model: PreTrainedModel, inputs: dict[str, Any]) -> _Probe:
+    probe = _Probe()
+    with contextlib.ExitStack() as stack:
+        modules = stack.enter_context(ModuleStack(model, probe.enter))
+        interface = stack.enter_context(InterfaceTap(probe.attend))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(FunctionTap(modules, interface, probe.attend))
+        model(**inputs)
+    return probe
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode (no dropout), each module's own mode restored afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextlib.contextmanager
+def differentiable(model: nn.Module) -> Iterator[None]:
+    """Gradients for all floating parameters, restored afterwards."""
+    before = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    for parameter in before:
+        parameter.requires_grad_(parameter.is_floating_point())
+    try:
+        yield
+    finally:
+        for parameter, wanted in before.items():
+            parameter.requires_grad_(wanted)
+
+
+def _after(probe: _Probe, sighting: Sighting) -> list[tuple[nn.Module, Tensor]]:
+    """Linear calls after a site's context was made, in order: the output projection is the first that depends on it."""
+    return [(call.module, call.input) for call in probe.projections if call.time > sighting.time]
+
+
+def _number(found: list[tuple[Sighting, Anatomy, str]], names: StackNames) -> tuple[Site, ...]:
+    """Give every site its label; a module that ran n times stands for n layers that share it."""
+    runs = sorted((start, index) for index, (sighting, _, _) in enumerate(found) for start in sighting.runs)
+    groups: dict[tuple[str, AttentionKind], list[tuple[int, int]]] = {}
+    calls: dict[int, int] = {}
+    for _, index in runs:
+        _, anatomy, path = found[index]
+        call = calls.get(index, 0)
+        calls[index] = call + 1
+        groups.setdefault((names.stack(path, anatomy.kind), anatomy.kind), []).append((index, call))
+    stacks = list(dict.fromkeys(stack for stack, _ in groups))
+    kinds = list(AttentionKind)
+    sites: list[Site] = []
+    for stack, kind in sorted(groups, key=lambda group: (stacks.index(group[0]), kinds.index(group[1]))):
+        members = groups[stack, kind]
+        layers = names.layers([found[index][2] for index, _ in members])
+        labels = [SiteId(stack, kind, layer) for layer in layers]
+        for (index, call), label in zip(members, labels, strict=True):
+            twins = tuple(other for (twin, _), other in zip(members, labels, strict=True) if twin == index)
+            shared = tuple(other for other in twins if other != label)
+            sites.append(found[index][1].site(label, found[index][2], shared_with=shared, call=call))
+    return tuple(sites)

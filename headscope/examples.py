@@ -1,0 +1,125 @@
+"""Examples are what a model reads at once and is judged on alone; batches hold examples of similar length, padded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORED = -100
+"""The target of a position that is not predicted."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One encoded example. `targets[p]` is what position `p` of the model's output should say, or `IGNORED`.
+
+    `number` is its place in the seeded order of the data; random draws are keyed by it. Values of `inputs` are lists
+    (padded to the longest of a batch) or tensors (stacked).
+    """
+
+    number: int
+    inputs: dict[str, Any]
+    targets: tuple[float, ...]
+    length: int
+    labelled: bool = True
+    truncated: bool = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples side by side: `targets` is `[example position]`, `numbers` their places in the data."""
+
+    inputs: dict[str, Tensor]
+    targets: Tensor
+    numbers: tuple[int, ...]
+    lengths: tuple[int, ...]
+    labelled: bool = True
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def positions(self) -> Tensor:
+        """Predicted positions of each example, `[example]`."""
+        return (self.targets != IGNORED).sum(dim=1)
+
+    def halves(self) -> tuple[Batch, Batch]:
+        """The first and the second half of the examples."""
+        middle = len(self) // 2
+        return self._part(slice(0, middle)), self._part(slice(middle, None))
+
+    def _part(self, part: slice) -> Batch:
+        inputs = {name: value[part] for name, value in self.inputs.items()}
+        return Batch(inputs, self.targets[part], self.numbers[part], self.lengths[part], self.labelled)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
+        """The batch on a device; floating inputs in the model's type."""
+        inputs = {
+            name: value.to(device, dtype) if value.is_floating_point() else value.to(device)
+            for name, value in self.inputs.items()
+        }
+        return Batch(inputs, self.targets.to(device), self.numbers, self.lengths, self.labelled)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The examples of one study, in their seeded order, with what was left out or shortened on the way."""
+
+    items: tuple[Example, ...]
+    pads: dict[str, int] = field(default_factory=dict)
+    """What pads each list-valued input; 0 where not named."""
+    skipped: int = 0
+    notes: tuple[str, ...] = ()
+    name: str = ""
+    digest: str = ""
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the examples carry what a loss needs."""
+        return all(example.labelled for example in self.items)
+
+    def batches(self, size: int | None, *, tokens: int) -> list[Batch]:
+        """Cut once, in a fixed order: by length, then by number; `size` examples each, or up to `tokens` padded ones."""
+        ordered = sorted(self.items, key=lambda example: (example.length, example.number))
+        groups: list[list[Example]] = []
+        for example in ordered:
+            last = groups[-1] if groups else []
+            full = len(last) >= size if size else example.length * (len(last) + 1) > tokens
+            if not last or full:
+                groups.append([example])
+            else:
+                last.append(example)
+        return [collate(group, self.pads) for group in groups]
+
+
+def collate(examples: Sequence[Example], pads: dict[str, int]) -> Batch:
+    """Pad on the right and stack; positions that are only padding are never predicted."""
+    inputs = {
+        name: _stack([example.inputs[name] for example in examples], pads.get(name, 0)) for name in examples[0].inputs
+    }
+    return Batch(
+        inputs=inputs,
+        targets=_stack([list(example.targets) for example in examples], IGNORED),
+        numbers=tuple(example.number for example in examples),
+        lengths=tuple(example.length for example in examples),
+        labelled=all(example.labelled for example in examples),
+    )
+
+
+def _stack(values: Sequence[Any], pad: int) -> Tensor:
+    if isinstance(values[0], Tensor):
+        return torch.stack(list(values))
+    longest = max(len(value) for value in values)
+    return torch.tensor([_padded(value, longest, pad) for value in values])
+
+
+def _padded(value: Iterable[Any], length: int, pad: int) -> list[Any]:
+    values = list(value)
+    return values + [pad] * (length - len(values))

@@ -1,0 +1,113 @@
+"""Where a model's files are: a local folder, a GGUF file, or a snapshot of a Hub repository."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from headscope.errors import ModelError, UsageError, nearest
+
+_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+
+
+@dataclass(frozen=True)
+class Location:
+    """A folder with a model's files; `name` is what the user typed, `gguf` the file in the folder if it is one."""
+
+    name: str
+    folder: Path
+    revision: str = ""
+    gguf: str = ""
+    notes: tuple[str, ...] = ()
+
+    def digest(self) -> str:
+        """SHA-256 over the names and bytes of the weights; empty for more than 2 GiB, where the revision must do."""
+        suffixes = (".gguf",) if self.gguf else (".safetensors", ".bin")
+        files = sorted(file for file in self.folder.iterdir() if file.suffix in suffixes)
+        files = [self.folder / self.gguf] if self.gguf else files
+        if sum(file.stat().st_size for file in files) > 2 * 1024**3:
+            return ""
+        total = hashlib.sha256()
+        for file in files:
+            total.update(file.name.encode())
+            with file.open("rb") as stream:
+                total.update(hashlib.file_digest(stream, "sha256").digest())
+        return total.hexdigest()
+
+
+def locate(name: str, *, revision: str | None = None, allow_pickle: bool = False, code: bool = False) -> Location:
+    """The files of the model `name`: what looks like a path is never asked of the Hub.
+
+    Raises:
+        UsageError: `name` is neither a folder nor a Hub id.
+        ModelError: there is no such folder or repository, or it cannot be reached.
+    """
+    path = Path(name).expanduser()
+    try:
+        if path.is_file() and path.suffix == ".gguf":
+            return Location(name, path.parent, gguf=path.name)
+        if path.is_dir():
+            next(iter(os.scandir(path)), None)
+            return Location(name, path, notes=_ignored_pickles(path))
+        if path.is_file():
+            raise ModelError(f"{name} is a file; a model is a folder with config.json, or a .gguf file")
+    except OSError as error:
+        raise ModelError(f"{name}: {error.strerror or error}") from None
+    if not name.strip() or name.startswith((".", "/", "~", "-")) or name.count("/") > 1 or name.endswith(".gguf"):
+        if name.strip() and (name.startswith((".", "/", "~")) or name.endswith(".gguf")):
+            raise ModelError(f"no such model folder: {name}", hint=_sibling(path))
+        raise UsageError(f"{name!r} is no model", hint="give a folder, or a Hub id of the form owner/name")
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name):
+        raise UsageError(f"{name!r} is no Hub id and no folder", hint="a Hub id has the form owner/name")
+    if os.sep in name and path.parent.is_dir():
+        raise ModelError(f"no such model folder: {name}", hint=_sibling(path))
+    return _snapshot(name, revision, allow_pickle=allow_pickle, code=code)
+
+
+def _ignored_pickles(folder: Path) -> tuple[str, ...]:
+    """A note where a pickle lies beside the safetensors that are used instead."""
+    pickles = sorted(file.name for file in folder.glob("pytorch_model*.bin"))
+    if pickles and any(folder.glob("*.safetensors")):
+        return (f"{pickles[0]} is ignored: the safetensors beside it are used",)
+    return ()
+
+
+def _sibling(path: Path) -> str | None:
+    try:
+        names = [entry.name for entry in os.scandir(path.parent) if entry.is_dir() and not entry.name.startswith(".")]
+    except OSError:
+        return None
+    return nearest(path.name, sorted(names)[:20])
+
+
+def _snapshot(name: str, revision: str | None, *, allow_pickle: bool, code: bool) -> Location:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    patterns = [*_PATTERNS, *(["*.bin"] if allow_pickle else []), *(["*.py"] if code else [])]
+    try:
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except GatedRepoError:
+        raise ModelError(f"{name} is gated", hint="ask for access on its page, then run `hf auth login`") from None
+    except RevisionNotFoundError:
+        raise ModelError(f"{name} has no revision {revision!r}") from None
+    except RepositoryNotFoundError:
+        raise ModelError(
+            f"no model {name} on the Hub, and no such folder here", hint="for a private one run `hf auth login`"
+        ) from None
+    except LocalEntryNotFoundError:
+        raise ModelError(
+            f"{name} is no folder here, and the Hub cannot be reached", hint="give a local folder, or go online"
+        ) from None
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise ModelError(f"{name} cannot be fetched: {str(error).splitlines()[0][:200]}") from None
+    return Location(name, folder, revision=folder.name, notes=_ignored_pickles(folder))

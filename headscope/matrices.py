@@ -1,0 +1,84 @@
+"""The matrices of each head, cut out of a model's parameters by the slices that discovery found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from headscope.heads import ParameterSlice, Role, Site
+from headscope.losses import wide
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """The matrices of one site's query heads as stored, in float32 or wider.
+
+    `query`, `key`: `[head d_in d_head]`; `value`: `[head d_in d_value]`; `output`: `[head d_value d_model]`. Heads of
+    one group repeat their key and value. None where the model keeps no such matrix for each head.
+    """
+
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor | None
+    output: Tensor | None
+
+
+def head_weights(model: nn.Module, site: Site) -> HeadWeights:
+    """The query, key, value and output matrix of every head of a site."""
+    return HeadWeights(*(_stacked(model, site, role) for role in (Role.QUERY, Role.KEY, Role.VALUE, Role.OUTPUT)))
+
+
+def _stacked(model: nn.Module, site: Site, role: Role) -> Tensor | None:
+    piece = next((piece for piece in site.slices_of(role) if _parameter(model, piece).dim() == 2), None)
+    if piece is None:
+        return None
+    parameter = wide(_parameter(model, piece).detach())
+    shared = role in (Role.KEY, Role.VALUE)
+    owners = [site.kv_head(head) if shared else head for head in range(site.n_heads)]
+    chosen = [torch.tensor(piece.indices(owner), device=parameter.device) for owner in owners]
+    if len({len(indices) for indices in chosen}) != 1 or not len(chosen[0]):
+        return None
+    matrices = torch.stack([parameter.index_select(piece.axis, indices) for indices in chosen])
+    rows_are_owned = piece.axis == 0
+    if role is Role.OUTPUT:
+        return matrices if rows_are_owned else matrices.transpose(1, 2)
+    return matrices.transpose(1, 2) if rows_are_owned else matrices
+
+
+def _parameter(model: nn.Module, piece: ParameterSlice) -> Tensor:
+    return getattr(model.get_submodule(piece.module), piece.name)
+
+
+def parameters_per_head(model: nn.Module, site: Site) -> tuple[int, ...]:
+    """Parameters of each query head; those shared by a group are counted at its first head, those of a module shared
+    between layers at its first layer.
+    """
+    counts = [0] * site.n_heads
+    if site.call:
+        return tuple(counts)
+    for piece in site.slices:
+        parameter = _parameter(model, piece)
+        each = parameter.numel() // parameter.shape[piece.axis]
+        shared = piece.role in (Role.KEY, Role.VALUE)
+        for owner in piece.owner:
+            if owner >= 0:
+                counts[owner * site.group_size if shared else owner] += each
+    return tuple(counts)
+
+
+def dead_heads(model: nn.Module, site: Site) -> tuple[bool, ...]:
+    """Whether each head writes nothing whatever it reads: its output matrix, or its values and their bias, are zero."""
+    dead = [False] * site.n_heads
+    for head in range(site.n_heads):
+        output = [_norm(model, piece, head) for piece in site.slices_of(Role.OUTPUT)]
+        value = [_norm(model, piece, site.kv_head(head)) for piece in site.slices_of(Role.VALUE)]
+        dead[head] = not any(output) or (bool(value) and not any(value))
+    return tuple(dead)
+
+
+def _norm(model: nn.Module, piece: ParameterSlice, owner: int) -> float:
+    parameter = wide(_parameter(model, piece).detach())
+    chosen = torch.tensor(piece.indices(owner), device=parameter.device, dtype=torch.long)
+    return float(parameter.index_select(piece.axis, chosen).norm())

@@ -1,0 +1,174 @@
+"""The objective runs a model on a batch and pulls the loss of each example back to every head's gate.
+
+One forward pass serves the task's loss and any number of drawn labels, each with a backward pass of its own. The batch
+loss is the sum of the examples' losses, so examples do not mix and the batch size changes nothing but rounding.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from headscope.capture import Watch
+from headscope.errors import DataError
+from headscope.examples import IGNORED, Batch
+from headscope.heads import Site, SiteId
+from headscope.inputs import probe_inputs
+from headscope.losses import Distribution, draw, losses, normals, uniforms
+from headscope.tasks import Task
+from headscope.vocabulary import VocabularyHead, split
+
+CHUNK_VALUES = 2**23
+"""Logits held at once, as numbers: 32 MiB in float32."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which backward passes to make: for the task's own loss, and for how many draws from the model's prediction."""
+
+    gradient: bool = False
+    draws: int = 0
+    seed: int = 0
+
+
+@dataclass
+class Outcome:
+    """What one batch gave. `loss` is `[example]`, empty without labels; `gate` is `[batch token head]` of each site,
+    `sampled` is `[draw batch head]`.
+    """
+
+    loss: Tensor
+    gate: dict[SiteId, Tensor] = field(default_factory=dict)
+    sampled: dict[SiteId, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class _Rows:
+    """Predicted positions as rows: their states (with the graph below), example, target, weight and noise of each draw.
+
+    A row's weight is one over the positions of its example: an example's loss is the mean over its positions.
+    """
+
+    states: Tensor
+    example: Tensor
+    targets: Tensor
+    weights: Tensor
+    finish: Callable[[Tensor], Tensor]
+    noise: list[Tensor]
+
+
+class Objective:
+    """A model with its task, ready to be run on batches."""
+
+    def __init__(self, model: PreTrainedModel, task: Task, sites: Sequence[Site]) -> None:
+        self.model, self.task, self.sites = model, task, sites
+        self.head: VocabularyHead | None = None
+        if task.vocabulary:
+            self.head = split(model, sites, probe_inputs(model))
+        self._cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Run the model for its predictions only: outputs of the predicted positions, `[row class]`, in row order."""
+        rows = self._rows(batch, Wanted())
+        return torch.cat([rows.finish(rows.states[part]) for part in self._parts(rows)])
+
+    def run(self, batch: Batch, seen: Watch, wanted: Wanted) -> Outcome:
+        """Run a batch under `watch` and make the backward passes that are wanted.
+
+        Raises:
+            DataError: a loss is not finite.
+        """
+        seen.batch = len(batch)
+        with torch.enable_grad():
+            rows = self._rows(batch, wanted)
+            loss, pulls = self._pull(rows, batch, wanted)
+            outcome = Outcome(loss)
+            for index, pull in enumerate(pulls):
+                rows.states.backward(pull, retain_graph=index + 1 < len(pulls))
+                self._collect(outcome, seen, own=wanted.gradient and index == 0)
+        return outcome
+
+    def _collect(self, outcome: Outcome, seen: Watch, *, own: bool) -> None:
+        for site in self.sites:
+            found = seen.records[site.id].gate_gradient
+            if found is None:
+                found = torch.zeros(seen.batch, 1, site.n_heads)  # nothing of the loss depends on this site
+            if own:
+                outcome.gate[site.id] = found
+            else:
+                one = found.double().sum(dim=1) if found.device.type != "mps" else found.sum(dim=1)
+                before = outcome.sampled.get(site.id)
+                outcome.sampled[site.id] = one[None] if before is None else torch.cat([before, one[None]])
+
+    def _rows(self, batch: Batch, wanted: Wanted) -> _Rows:
+        placed = batch.to(self.model.device, self.model.dtype)
+        prepared = self.task.prepare(self.model, placed) if self.task.prepare else placed.inputs
+        inputs: dict[str, Any] = {**prepared, **self._cache}
+        predicted = placed.targets != IGNORED
+        if self.head is not None:
+            states, finish = self.head.body(self.model, inputs)[predicted], self.head.logits
+        else:
+            states, finish = self.task.rows(self.model(**inputs), placed)[predicted], _unchanged
+        example = predicted.nonzero()[:, 0]
+        weights = 1.0 / placed.positions.clamp_min(1)[example]
+        noise = [self._noise(placed, states, index, wanted.seed) for index in range(wanted.draws)]
+        return _Rows(states, example, placed.targets[predicted], weights, finish, noise)
+
+    def _noise(self, batch: Batch, states: Tensor, index: int, seed: int) -> Tensor:
+        """Numbers keyed by seed, example and draw, so that batching changes nothing; one per row, in row order."""
+        kind = self.task.distribution
+        parts: list[Tensor] = []
+        for number, count in zip(batch.numbers, batch.positions.tolist(), strict=True):
+            if kind is Distribution.CATEGORICAL:
+                parts.append(uniforms(count, seed=seed, example=number, draw=index))
+            else:
+                shape = (count,) if kind is Distribution.GAUSSIAN else (count, states.shape[-1])
+                parts.append(normals(shape, seed=seed, example=number, draw=index))
+        noise = torch.cat(parts)
+        return noise.to(states.device, torch.float32 if states.device.type == "mps" else torch.float64)
+
+    def _parts(self, rows: _Rows) -> list[slice]:
+        """Pieces of rows whose logits may be held at once."""
+        count = len(rows.states)
+        if self.head is None:
+            return [slice(0, count)]
+        width = int(self.model.config.get_text_config().vocab_size)
+        size = max(16, CHUNK_VALUES // width)
+        return [slice(start, start + size) for start in range(0, count, size)]
+
+    def _pull(self, rows: _Rows, batch: Batch, wanted: Wanted) -> tuple[Tensor, list[Tensor]]:
+        """Losses of the examples, and the gradient of each wanted loss with respect to the rows' states."""
+        kind = self.task.distribution
+        count = len(batch) if batch.labelled and kind is not Distribution.DIRECTION else 0
+        loss = torch.zeros(count, dtype=torch.float64)
+        pulls = [torch.zeros_like(rows.states) for _ in range(int(wanted.gradient) + wanted.draws)]
+        for part in self._parts(rows):
+            states = rows.states[part].detach().requires_grad_(True)
+            outputs = rows.finish(states)
+            totals: list[Tensor] = []
+            if count:
+                each = losses(outputs, rows.targets[part], kind) * rows.weights[part]
+                loss.index_add_(0, rows.example[part].cpu(), each.detach().cpu().double())
+                totals += [each.sum()] if wanted.gradient else []
+            for noise in rows.noise:
+                totals.append(losses(outputs, draw(outputs, noise[part], kind), kind).sum())
+            for index, total in enumerate(totals):
+                (gradient,) = torch.autograd.grad(total, states, retain_graph=index + 1 < len(totals))
+                pulls[index][part] = gradient
+        if count and not bool(torch.isfinite(loss).all()):
+            worst = batch.numbers[int((~torch.isfinite(loss)).nonzero()[0])]
+            raise DataError(
+                f"the loss of example {worst} is not finite in {str(self.model.dtype).removeprefix('torch.')}",
+                hint="use --dtype float32 or bfloat16",
+            )
+        return loss, pulls
+
+
+def _unchanged(rows: Tensor) -> Tensor:
+    return rows

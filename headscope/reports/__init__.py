@@ -1,0 +1,101 @@
+"""Writing a report: the format's choice, standard output or a file, and whether colour is wanted.
+
+Each file of this folder without a leading underscore is one format: `SUFFIXES`, the file endings that choose it, and
+`render(table)`, the bytes. A format that no terminal can show also sets `BINARY = True`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from headscope import registry
+from headscope.errors import OutputError, UsageError, nearest
+from headscope.reports._files import check_output, write_file
+from headscope.tables import Table
+
+__all__ = ["FORMATS", "check_output", "choose_format", "emit", "use_color", "write_file"]
+
+FORMATS: list[str] = registry.names("reports")
+"""The formats as typed on the command line."""
+
+
+def choose_format(requested: str, output: Path | None, stdout_is_terminal: bool) -> str:
+    """The format's name: as requested, or for `auto` by the output's suffix, a terminal gets a table, a pipe CSV.
+
+    Raises:
+        UsageError: there is no such format, or the suffix belongs to none.
+    """
+    if requested in FORMATS:
+        return requested
+    if requested != "auto":
+        raise UsageError(f"unknown format {requested!r}", hint=nearest(requested, ["auto", *FORMATS]))
+    if output is None:
+        return "table" if stdout_is_terminal else "csv"
+    by_suffix = _by_suffix()
+    suffix = output.suffix.lower()
+    if suffix not in by_suffix:
+        what = f"suffix {suffix!r}" if suffix else "a name without suffix"
+        raise UsageError(f"{output}: no format has {what}", hint=f"known: {', '.join(by_suffix)}; or pass --format")
+    return by_suffix[suffix]
+
+
+def emit(table: Table, *, format: str = "auto", output: Path | None = None, force: bool = False) -> None:
+    """Write the report to standard output, or whole or not at all to a file.
+
+    Raises:
+        UsageError: no such format, a binary format on a terminal, or the file exists and `force` is not set.
+        OutputError: standard output or the file cannot be written.
+        BrokenPipeError: the reader of standard output has gone.
+    """
+    terminal = _is_terminal(sys.stdout)
+    name = choose_format(format, output, terminal)
+    module = _module(name)
+    if output is not None:
+        check_output(output, force)
+        write_file(output, module.render(table), force)
+        return
+    if getattr(module, "BINARY", False) and (terminal or not hasattr(sys.stdout, "buffer")):
+        raise UsageError(f"{name} is binary: a terminal cannot show it", hint=f"pass -o FILE{module.SUFFIXES[0]}")
+    _to_stdout(module.render(table, color=use_color(sys.stdout)) if name == "table" else module.render(table))
+
+
+def use_color(stream: TextIO | None) -> bool:
+    """Whether to colour what goes to `stream`: NO_COLOR forbids, FORCE_COLOR demands, else a terminal that can."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return os.environ.get("TERM") != "dumb" and _is_terminal(stream)
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"headscope.reports.{name.replace('-', '_')}")
+
+
+def _by_suffix() -> dict[str, str]:
+    return {suffix: name for name in FORMATS for suffix in _module(name).SUFFIXES}
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+def _to_stdout(data: bytes) -> None:
+    stream = sys.stdout
+    if stream is None or stream.closed:
+        raise OutputError("cannot write to standard output: it is closed")
+    try:
+        stream.flush()
+        if hasattr(stream, "buffer"):
+            stream.buffer.write(data)
+        else:
+            stream.write(data.decode())
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write to standard output: {error.strerror or error}") from error

@@ -1,0 +1,74 @@
+"""Files that are written whole or not at all: a temporary neighbour, flushed to disk, then renamed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from headscope.errors import OutputError, UsageError
+
+
+def check_output(output: Path | None, force: bool = False) -> None:
+    """Refuse an output file that could not be written later, before anything is computed.
+
+    Raises:
+        UsageError: the file exists and `force` is not set, or it is a folder.
+        OutputError: its folder is missing or not writable.
+    """
+    if output is None or _is_device(output):
+        return
+    if os.path.isdir(output):
+        raise UsageError(f"{output} is a folder, not a file")
+    if os.path.exists(output) and not force:
+        raise UsageError(f"{output} exists already", hint="pass --force to replace it")
+    parent = _target(output).parent
+    if not os.path.exists(parent):
+        raise OutputError(f"cannot write {output}: folder {parent} does not exist", hint=f"mkdir -p {parent}")
+    if not os.path.isdir(parent):
+        raise OutputError(f"cannot write {output}: {parent} is not a folder")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise OutputError(f"cannot write {output}: folder {parent} is not writable")
+
+
+def write_file(output: Path, data: bytes, force: bool = False) -> None:
+    """Write `data` to a file; until it is complete an older file of that name stays as it was.
+
+    A symbolic link is followed, a device or pipe is written to directly, and the file's mode follows the umask.
+
+    Raises:
+        UsageError: the file exists and `force` is not set, or it is a folder.
+        OutputError: its folder is missing or not writable, or the disk is full.
+    """
+    check_output(output, force)
+    try:
+        if _is_device(output):
+            output.write_bytes(data)
+        else:
+            _replace(_target(output), data)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
+
+
+def _replace(target: Path, data: bytes) -> None:
+    temporary = target.parent / f".headscope-{secrets.token_hex(8)}.tmp"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _is_device(path: Path) -> bool:
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
+def _target(path: Path) -> Path:
+    """Where the file itself lies: the end of the link if `path` is one."""
+    return Path(os.path.realpath(path)) if os.path.islink(path) else path

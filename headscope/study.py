@@ -1,0 +1,290 @@
+"""A study is the library's front door: one model, its heads, its data, and one pass that serves all requested scores."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from headscope import registry
+from headscope.capture import watch
+from headscope.data import DataOptions, load_examples
+from headscope.discovery import Discovery, find_sites
+from headscope.errors import DeviceError, UsageError, nearest
+from headscope.examples import Batch, Examples
+from headscope.heads import Site, SiteId
+from headscope.matrices import head_weights
+from headscope.models import LoadedModel, LoadOptions, load
+from headscope.objective import Objective, Outcome, Wanted
+from headscope.provenance import Provenance
+from headscope.scores import Evidence, Means, Need, Score
+
+CPU_TOKENS = 512
+"""Padded tokens in a batch on a CPU, where 256 to 1,024 are fastest."""
+GPU_TOKENS = 16_384
+
+Progress = Callable[[int, int], None]
+"""Told after each batch how many examples are done, and how many there are."""
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """How to run a study; the defaults are those of the command line."""
+
+    load: LoadOptions = field(default_factory=LoadOptions)
+    data: DataOptions = field(default_factory=DataOptions)
+    batch_size: int | None = None
+    draws: int = 1
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the measures gave: `values[column][site]` is `[head]` in float64.
+
+    `stability` is the Spearman correlation between the rankings of two random halves of the examples, by column.
+    """
+
+    measures: tuple[str, ...]
+    values: Mapping[str, Mapping[SiteId, Tensor]]
+    stability: Mapping[str, float] = field(default_factory=dict)
+    loss: float | None = None
+    examples: int = 0
+    notes: tuple[str, ...] = ()
+
+
+class Study:
+    """One model on one set of examples (or on none)."""
+
+    def __init__(self, loaded: LoadedModel, examples: Examples | None, options: StudyOptions) -> None:
+        self.loaded, self.examples, self.options = loaded, examples, options
+
+    @classmethod
+    def open(cls, model: str, data: str | None = None, options: StudyOptions | None = None) -> Study:
+        """Load a model and, if given, data for its task.
+
+        Raises:
+            HeadscopeError: the model or the data cannot be used; the message says what to do.
+        """
+        options = options or StudyOptions()
+        loaded = load(model, options.load)
+        examples = load_examples(data, loaded, options.data) if data is not None else None
+        return cls(loaded, examples, options)
+
+    @cached_property
+    def discovery(self) -> Discovery:
+        """The model's sites, found by a probe when first asked for."""
+        return find_sites(self.loaded.model)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The model's sites in reporting order."""
+        return self.discovery.sites
+
+    def default_measures(self) -> tuple[str, ...]:
+        """What `inspect` measures unless told: as much as the data allows."""
+        if self.examples is None:
+            return ("weights",)
+        wanted = ("weights", "importance" if self.examples.labelled else "sensitivity", "attention")
+        return tuple(name for name in wanted if name in registry.names("scores"))
+
+    def scores(self, measures: Sequence[str] | None = None, *, progress: Progress | None = None) -> Scores:
+        """Every column of the measures for every head, from one pass over the data.
+
+        Raises:
+            UsageError: a measure is unknown, or needs data or labels that are not there.
+        """
+        names = tuple(self.default_measures() if measures is None else measures)
+        chosen = load_scores(names)
+        needs = frozenset(need for score in chosen.values() for need in score.needs)
+        self._allow(chosen, needs)
+        sums, loss, notes = _Sums(chosen), None, ()
+        if needs - {Need.WEIGHTS}:
+            loss, notes = self._pass(sums, needs, progress)
+        values: dict[str, dict[SiteId, Tensor]] = {
+            column.name: {} for score in chosen.values() for column in score.columns
+        }
+        for site in self.sites:
+            weights = head_weights(self.loaded.model, site) if Need.WEIGHTS in needs else None
+            means = Means(sums.count, sums.means(site.id), weights)
+            for score in chosen.values():
+                for column, found in score.finish(site, means).items():
+                    values[column][site.id] = found.double().cpu()
+        stability = {score.ranks: sums.stability(score, self.sites) for score in chosen.values() if score.ranks}
+        return Scores(names, values, stability, loss, sums.count, notes)
+
+    def _allow(self, chosen: Mapping[str, Score], needs: frozenset[Need]) -> None:
+        if self.examples is None and needs - {Need.WEIGHTS}:
+            hungry = ", ".join(name for name, score in chosen.items() if score.needs - {Need.WEIGHTS})
+            raise UsageError(f"{hungry} cannot be measured without data", hint="give --data FILE")
+        if self.examples is not None and Need.GRADIENT in needs and not self.examples.labelled:
+            hungry = ", ".join(name for name, score in chosen.items() if Need.GRADIENT in score.needs)
+            raise UsageError(
+                f"{hungry} needs labels, and {self.examples.name} has none for this model",
+                hint="name their column with --label-column, or use --measures sensitivity",
+            )
+
+    def _pass(self, sums: _Sums, needs: frozenset[Need], progress: Progress | None) -> tuple[float | None, tuple[str, ...]]:
+        """One pass over all batches; returns the mean loss (None without labels) and what happened on the way."""
+        assert self.examples is not None
+        model, options = self.loaded.model, self.options
+        objective = Objective(model, self.loaded.task, self.sites)
+        wanted = Wanted(Need.GRADIENT in needs, options.draws if Need.SAMPLED in needs else 0, options.seed)
+        tokens = CPU_TOKENS if model.device.type == "cpu" else GPU_TOKENS
+        batches = self.examples.batches(options.batch_size, tokens=tokens)
+        notes: list[str] = []
+        if objective.head is None and self.loaded.task.vocabulary:
+            notes.append("the language-model head cannot be run apart from this model: its logits are held whole")
+        total = torch.zeros((), dtype=torch.float64)
+        labelled = done = 0
+        with watch(model, self.sites) as seen:
+            for batch in batches:
+                for part, outcome in _run(lambda part: objective.run(part, seen, wanted), batch, notes):
+                    sums.add(part, outcome, self.sites)
+                    total += outcome.loss.sum()
+                    labelled += len(outcome.loss)
+                done += len(batch)
+                if progress is not None:
+                    progress(done, len(self.examples))
+        return (float(total) / labelled if labelled else None), tuple(notes)
+
+    def provenance(self) -> Provenance:
+        """What the numbers of this study rest on."""
+        loaded, examples = self.loaded, self.examples
+        return Provenance(
+            model=loaded.location.name,
+            revision=loaded.location.revision,
+            weights_digest=loaded.location.digest(),
+            data=examples.name if examples else "",
+            data_digest=examples.digest if examples else "",
+            task=loaded.task_name,
+            examples=len(examples) if examples else 0,
+            skipped=examples.skipped if examples else 0,
+            seed=self.options.seed,
+            dtype=str(loaded.model.dtype).removeprefix("torch."),
+            device=str(loaded.model.device),
+            attention=str(loaded.model.config._attn_implementation),
+        )
+
+
+def load_scores(names: Sequence[str]) -> dict[str, Score]:
+    """The measures by name; `all` stands for every one.
+
+    Raises:
+        UsageError: a name is unknown.
+    """
+    known = registry.names("scores")
+    wanted = known if "all" in names else list(dict.fromkeys(names))
+    for name in wanted:
+        if name not in known:
+            raise UsageError(f"no measure {name!r}", hint=nearest(name, [*known, "all"]))
+    return registry.load_all("scores", "SCORE", wanted)
+
+
+def _run(
+    run: Callable[[Batch], Outcome], batch: Batch, notes: list[str]
+) -> Iterator[tuple[Batch, Outcome]]:
+    """Run a batch, in halves where memory runs out, down to single examples; says so once."""
+    try:
+        with memory_errors():
+            outcome = run(batch)
+    except DeviceError:
+        if len(batch) == 1:
+            raise
+        note = "memory ran out: batches were halved (results do not depend on the batch size)"
+        if note not in notes:
+            notes.append(note)
+    else:
+        yield batch, outcome
+        return
+    for half in batch.halves():
+        yield from _run(run, half, notes)
+
+
+@contextlib.contextmanager
+def memory_errors() -> Iterator[None]:
+    """Turn running out of device or host memory into a DeviceError."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise DeviceError(f"out of memory on one example: {str(error).splitlines()[0] if str(error) else ''}") from None
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error) and "out of memory" not in str(error):
+            raise
+        raise DeviceError("out of memory on one example", hint="use --max-length or a smaller --dtype") from None
+
+
+class _Sums:
+    """Sums of per-example moments in float64, apart for two random halves of the examples."""
+
+    def __init__(self, scores: Mapping[str, Score]) -> None:
+        self.scores = scores
+        self.totals: dict[tuple[SiteId, str], Tensor] = {}
+        self.counts = [0, 0]
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def add(self, batch: Batch, outcome: Outcome, sites: Sequence[Site]) -> None:
+        """Add the examples of a batch. The seeded order of the data is random, so odd and even numbers are halves."""
+        half = torch.tensor([number % 2 for number in batch.numbers])
+        for number in batch.numbers:
+            self.counts[number % 2] += 1
+        for site in sites:
+            moments: dict[str, Tensor] = {}
+            for evidence, score in self._evidence(batch, outcome, site):
+                moments |= score.moments(evidence)
+            for name, values in moments.items():
+                total = self.totals.setdefault(
+                    (site.id, name), torch.zeros(2, site.n_heads, dtype=torch.float64, device=values.device)
+                )
+                total.index_add_(0, half.to(values.device), values.double())
+
+    def _evidence(self, batch: Batch, outcome: Outcome, site: Site) -> Iterator[tuple[Evidence, Score]]:
+        evidence = Evidence(
+            site, batch.positions, _host(outcome.gate.get(site.id)), _host(outcome.sampled.get(site.id))
+        )
+        for score in self.scores.values():
+            yield evidence, score
+
+    def means(self, site: SiteId) -> dict[str, Tensor]:
+        """Means over all examples, `[head]`, by moment."""
+        return {
+            name: total.sum(dim=0).cpu() / max(self.count, 1)
+            for (where, name), total in self.totals.items()
+            if where == site
+        }
+
+    def stability(self, score: Score, sites: Sequence[Site]) -> float:
+        """Spearman correlation of the two halves' rankings of all heads; NaN where a half is empty or all are equal."""
+        if min(self.counts) == 0:
+            return float("nan")
+        halves: list[list[float]] = [[], []]
+        for index, ranking in enumerate(halves):
+            for site in sites:
+                found = {
+                    name: total[index].cpu() / self.counts[index]
+                    for (where, name), total in self.totals.items()
+                    if where == site.id
+                }
+                ranking += score.finish(site, Means(self.counts[index], found))[score.ranks].tolist()
+        return spearman(*halves)
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float:
+    """Rank correlation; NaN where one side is constant or there are fewer than two heads."""
+    from scipy.stats import rankdata, spearmanr
+
+    if len(first) < 2 or len(set(rankdata(first))) == 1 or len(set(rankdata(second))) == 1:
+        return float("nan")
+    return float(spearmanr(first, second).statistic)
+
+
+def _host(tensor: Tensor | None) -> Tensor | None:
+    """Off devices without float64."""
+    return tensor.cpu() if tensor is not None and tensor.device.type == "mps" else tensor

@@ -1,0 +1,194 @@
+"""Taps show every attention call of a running model: query, key, value and the context that the heads produced.
+
+Two routes. `InterfaceTap` wraps `AttentionInterface.get_interface`, which every modern architecture of transformers
+calls whatever its backend. `FunctionTap` follows product -> softmax -> product, or a direct scaled-dot-product call,
+through the modules that bypass the interface.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+from transformers.modeling_utils import AttentionInterface
+
+_SOFTMAX = {torch.softmax, torch.Tensor.softmax, F.softmax}
+_PRODUCT = {
+    torch.matmul,
+    torch.Tensor.matmul,
+    torch.Tensor.__matmul__,
+    torch.bmm,
+    torch.Tensor.bmm,
+    torch.baddbmm,
+    torch.Tensor.baddbmm,
+    torch.einsum,
+}
+_PASSIVE = (nn.Softmax, nn.Dropout, nn.Identity)
+
+
+@dataclass
+class AttentionCall:
+    """One call of an attention function; `context` is what it returned, with heads still apart.
+
+    Query, key and value are `[batch head position width]` on the interface route; on the function route they have the
+    layout that the model chose, and are None where they could not be followed.
+    """
+
+    module: nn.Module
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor | None
+    context: Tensor
+    probabilities: Tensor | None
+    on_interface: bool
+
+
+OnCall = Callable[[AttentionCall], Tensor | None]
+"""Sees a call; may return a tensor that the model then uses in place of the context."""
+
+
+class InterfaceTap(contextlib.AbstractContextManager["InterfaceTap"]):
+    """Shows every call that goes through transformers' attention interface while the `with` block runs.
+
+    The interface is one object for the whole process, so taps must not be open in two threads at once.
+    """
+
+    def __init__(self, on_call: OnCall) -> None:
+        self.on_call = on_call
+        self.depth = 0
+
+    def __enter__(self) -> InterfaceTap:
+        self._original = AttentionInterface.get_interface
+        tap = self
+
+        def get_interface(registry: AttentionInterface, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+            function = tap._original(registry, name, default)
+
+            def tapped(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+                tap.depth += 1
+                try:
+                    output = function(module, query, key, value, *args, **kwargs)
+                finally:
+                    tap.depth -= 1
+                changed = tap.on_call(AttentionCall(module, query, key, value, output[0], None, True))
+                return output if changed is None else (changed, *output[1:])
+
+            return tapped
+
+        AttentionInterface.get_interface = get_interface  # type: ignore[method-assign]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        AttentionInterface.get_interface = self._original  # type: ignore[method-assign]
+
+
+class ModuleStack(contextlib.AbstractContextManager["ModuleStack"]):
+    """Knows which modules are running, innermost last, and shows each module's inputs as it starts."""
+
+    def __init__(
+        self, model: nn.Module, on_enter: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+    ) -> None:
+        self.model = model
+        self.on_enter = on_enter
+        self.running: list[nn.Module] = []
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> ModuleStack:
+        for module in self.model.modules():
+            self._handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(self._leave, always_call=True))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.running.append(module)
+        self.on_enter(module, args, kwargs)
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        while self.running and self.running.pop() is not module:
+            pass
+
+    def innermost(self) -> nn.Module | None:
+        """The innermost running module that computes something of its own."""
+        return next((module for module in reversed(self.running) if not isinstance(module, _PASSIVE)), None)
+
+
+class FunctionTap(TorchFunctionMode):
+    """Finds attention in modules that bypass the interface, by following what happens to a softmax."""
+
+    def __init__(self, stack: ModuleStack, interface: InterfaceTap, on_call: OnCall) -> None:
+        super().__init__()
+        self.stack, self.interface, self.on_call = stack, interface, on_call
+        # Tensors are kept alive with their marks: an id may be given again once its tensor is gone.
+        self._scores: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._maps: dict[int, tuple[Tensor, nn.Module, tuple[Tensor, Tensor] | None]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        if self.interface.depth or not isinstance(output, Tensor) or output.dim() < 3:
+            return output
+        inputs = list(_tensors([*args, *kwargs.values()]))
+        if func is F.scaled_dot_product_attention:
+            return self._emit(self.stack.innermost(), inputs[0], inputs[1], inputs[2], output, None)
+        mapped = next((self._maps[id(tensor)] for tensor in inputs if id(tensor) in self._maps), None)
+        if mapped is not None:
+            return self._after_softmax(func, output, inputs, mapped)
+        scored = next((self._scores[id(tensor)] for tensor in inputs if id(tensor) in self._scores), None)
+        if func in _SOFTMAX:
+            module = self.stack.innermost()
+            if module is not None:
+                self._maps[id(output)] = (output, module, scored[1:] if scored else None)
+        elif func in _PRODUCT and scored is None and len(inputs) >= 2:
+            self._scores[id(output)] = (output, *inputs[-2:])
+        elif scored is not None and output.is_floating_point():
+            self._scores[id(output)] = (output, *scored[1:])
+        return output
+
+    def _after_softmax(self, func: Any, output: Tensor, inputs: list[Tensor], mapped: Any) -> Any:
+        _, module, operands = mapped
+        if func not in _PRODUCT:
+            if output.is_floating_point():
+                self._maps[id(output)] = (output, module, operands)
+            return output
+        probabilities = next(tensor for tensor in inputs if id(tensor) in self._maps)
+        value = next((tensor for tensor in inputs if tensor is not probabilities), None)
+        query, key = operands or (None, None)
+        return self._emit(module, query, key, value, output, probabilities)
+
+    def _emit(
+        self,
+        module: nn.Module | None,
+        query: Tensor | None,
+        key: Tensor | None,
+        value: Tensor | None,
+        context: Tensor,
+        probabilities: Tensor | None,
+    ) -> Tensor:
+        if module is None:
+            return context
+        changed = self.on_call(AttentionCall(module, query, key, value, context, probabilities, False))
+        return context if changed is None else changed
+
+
+def _tensors(values: list[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(list(value))

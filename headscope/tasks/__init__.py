@@ -1,0 +1,148 @@
+"""Tasks: how rows of data become examples and what a model's output predicts; a file here is a name for `--task`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from headscope.errors import DataError, UsageError
+from headscope.examples import Batch, Example
+from headscope.losses import Distribution
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What turns a row into examples: tokenizer or image processor, limits, and the model's configuration."""
+
+    config: PreTrainedConfig
+    tokenizer: Any = None
+    processor: Any = None
+    max_length: int = 512
+    on_long: str = "truncate"
+    seed: int = 0
+    parse_special: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """The data's column for each role that was found: text, pair, label, target, image, context, question, answer."""
+    pixels: tuple[str, ...] = ()
+    """Pixel columns in order, where images are given that way."""
+
+    def cell(self, row: Row, role: str) -> Any:
+        """The row's value for a role.
+
+        Raises:
+            DataError: it is empty.
+        """
+        column = self.columns[role]
+        value = row.get(column)
+        if value is None:
+            raise DataError(f"no value in column {column!r}")
+        return value
+
+    def text(self, row: Row, role: str) -> str:
+        """The row's text for a role.
+
+        Raises:
+            DataError: it is empty or no text.
+        """
+        value = self.cell(row, role)
+        if isinstance(value, (dict, list)):
+            raise DataError(f"column {self.columns[role]!r} holds a {type(value).__name__}, not a text")
+        return value if isinstance(value, str) else str(value)
+
+    def tokens(self, text: Any, pair: str | None = None, **options: Any) -> dict[str, list[int]]:
+        """Token ids and masks of a text, or of a pair, uncut.
+
+        Special-token strings in the text are plain text unless asked for.
+        """
+        if self.tokenizer is None:
+            raise UsageError("this model has no tokenizer, so it cannot read text")
+        encoded = self.tokenizer(text, pair, split_special_tokens=not self.parse_special, verbose=False, **options)
+        return {name: list(values) for name, values in encoded.items() if name in _TEXT_INPUTS} | {
+            "_special": encoded["special_tokens_mask"] if "special_tokens_mask" in encoded else []
+        }
+
+    def cut(self, text: Any, pair: str | None = None, **options: Any) -> tuple[dict[str, list[int]], bool]:
+        """Token ids and masks within the model's limit, and whether that shortened the text.
+
+        Raises:
+            DataError: the text is too long and `--on-long error` was asked for.
+        """
+        whole = self.tokens(text, pair, **options)
+        if len(whole["input_ids"]) <= self.max_length:
+            return whole, False
+        if self.on_long == "error":
+            raise DataError(f"{len(whole['input_ids'])} tokens, more than the limit of {self.max_length}")
+        return self.tokens(text, pair, truncation=True, max_length=self.max_length, **options), True
+
+    def label(self, row: Row) -> int:
+        """The class number of the row's label, given as a number or by its name in the model's configuration.
+
+        Raises:
+            DataError: the model has no such class.
+        """
+        return self.class_number(self.cell(row, "label"))
+
+    def class_number(self, value: Any) -> int:
+        """The class number that a label means; see `label`."""
+        names = {str(name): int(number) for name, number in (self.config.label2id or {}).items()}
+        if isinstance(value, str):
+            if value in names:
+                return names[value]
+            if not value.strip().lstrip("-").isdigit():
+                listing = ", ".join(list(names)[:20])
+                raise DataError(f"label {value[:80]!r} is none of the model's: {listing}")
+            value = int(value)
+        if isinstance(value, float):
+            raise DataError(
+                f"label {value} is not a class number; use --task regression for a model that predicts numbers"
+            )
+        if not 0 <= int(value) < self.config.num_labels:
+            raise DataError(f"label {value} is outside the model's {self.config.num_labels} classes")
+        return int(value)
+
+
+_TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task.
+
+    `mapping` names transformers' table of the classes that do it, `auto_class` the loader. `required` and `optional`
+    are column roles. `rows` turns a model's output into `[example position class]`; where `vocabulary` is set, these
+    are the logits of the language-model head, which is then run in pieces.
+    """
+
+    auto_class: str
+    mapping: str
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    encode: Callable[[Encoder, Row, int], list[Example]]
+    rows: Callable[[Any, Batch], Tensor]
+    distribution: Distribution = Distribution.CATEGORICAL
+    vocabulary: bool = False
+    reads: str = "text"
+    prepare: Callable[[Any, Batch], dict[str, Any]] | None = None
+    """Adds inputs that only the model can make, such as the decoder's."""
+
+
+def logits(output: Any, batch: Batch) -> Tensor:
+    """One prediction per example: `[example 1 class]`."""
+    return output.logits.unsqueeze(1)
+
+
+def token_logits(output: Any, batch: Batch) -> Tensor:
+    """A prediction at every token: `[example token class]`."""
+    return output.logits
+
+
+def example(number: int, tokens: dict[str, Any], targets: list[Any], **flags: Any) -> Example:
+    """An example of encoded text; helper entries that begin with an underscore are left out."""
+    inputs = {name: values for name, values in tokens.items() if not name.startswith("_")}
+    return Example(number, inputs, tuple(targets), length=len(inputs["input_ids"]), **flags)

@@ -1,0 +1,53 @@
+"""Sequence-to-sequence modelling: each token of a target text, given a source text and the target tokens before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headscope.errors import DataError
+from headscope.examples import IGNORED, Batch, Example
+from headscope.tasks import Encoder, Row, Task, example, token_logits
+
+
+def encode(encoder: Encoder, row: Row, number: int) -> list[Example]:
+    """One example; its targets are the target text's tokens, its length counts both texts."""
+    tokens, cut_source = encoder.cut(encoder.text(row, "text"))
+    target = encoder.text(row, "target")
+    labels, cut_target = encoder.cut(None, text_target=target)
+    targets = labels["input_ids"]
+    if not targets:
+        raise DataError("the target text has no token")
+    found = example(number, tokens, targets, truncated=cut_source or cut_target)
+    return [Example(found.number, found.inputs, found.targets, found.length + len(targets), truncated=found.truncated)]
+
+
+def prepare(model: Any, batch: Batch) -> dict[str, Any]:
+    """The decoder's input: the targets moved right behind the start token."""
+    inputs = dict(batch.inputs)
+    labels = batch.targets.long()
+    make = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    inputs["decoder_input_ids"] = make(labels=labels) if make else _moved_right(model.config, labels)
+    inputs.pop("token_type_ids", None)
+    return inputs
+
+
+def _moved_right(config: Any, labels: Tensor) -> Tensor:
+    start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
+    moved = torch.roll(labels, 1, dims=1)
+    moved[:, 0] = start
+    return moved.masked_fill(moved == IGNORED, config.pad_token_id or 0)
+
+
+TASK = Task(
+    auto_class="AutoModelForSeq2SeqLM",
+    mapping="MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    required=("text", "target"),
+    optional=(),
+    encode=encode,
+    rows=token_logits,
+    vocabulary=True,
+    prepare=prepare,
+)
