@@ -55,7 +55,8 @@ def dissect(
 ) -> Anatomy | str:
     """The anatomy of a call whose context was replaced by `leaf`, or in words why it cannot be told.
 
-    `later` are the linear calls that followed. Modules of the same class, settings and shapes share one probe (`known`).
+    `later` are the linear calls that followed. Modules of one class, with equal settings and shapes, share a probe
+    (`known`).
     """
     output = next(((module, tensor) for module, tensor in later if depends(tensor, leaf)), None)
     if output is None:
@@ -189,6 +190,7 @@ class _Reader:
             coupled=coupled,
             shared=shared,
             mixes_heads=bool(fed.mixed.any()),
+            window=_window(self.call.module),
             source="interface" if self.call.on_interface else "function",
         )
 
@@ -290,6 +292,11 @@ class _Reader:
             harmless = role in (Role.EXTRA, Role.GATE) or self._owns_matrix(role)
             (shared if harmless else coupled).extend(paths)
         return tuple(dict.fromkeys(coupled)), tuple(path for path in dict.fromkeys(shared) if path not in coupled)
+
+
+def _window(module: nn.Module) -> int | None:
+    window = getattr(module, "sliding_window", None)
+    return window if isinstance(window, int) and not isinstance(window, bool) and window > 0 else None
 
 
 def _batch_axis(projected: Tensor) -> int:

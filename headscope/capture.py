@@ -36,7 +36,7 @@ class Record:
 
 @dataclass
 class Watch:
-    """The records of the running batch, by site; `batch` must be set to the number of examples before the model runs."""
+    """The records of the running batch, by site; `batch` must hold the number of examples before the model runs."""
 
     batch: int = 1
     records: dict[SiteId, Record] = field(default_factory=dict)

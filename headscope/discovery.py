@@ -24,6 +24,8 @@ from headscope.inputs import probe_inputs
 from headscope.stacks import StackNames
 from headscope.taps import AttentionCall, FunctionTap, InterfaceTap, ModuleStack
 
+_MIXERS = ("linear_attn", "mamba", "ssm", "temporal_block", "rwkv")
+_MIXER_CLASSES = ("Mamba", "MambaMixer", "Mamba2Mixer", "GatedDeltaNet", "LinearAttention", "RecurrentBlock", "Rwkv")
 _LINEAR = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d)
 
 
@@ -52,6 +54,8 @@ class Discovery:
 
     sites: tuple[Site, ...]
     problems: tuple[str, ...]
+    others: tuple[tuple[str, str], ...] = ()
+    """Path and class of layers that mix tokens without softmax attention: linear attention, state spaces."""
 
 
 class _Probe:
@@ -101,7 +105,19 @@ def find_sites(model: PreTrainedModel, inputs: dict[str, Any] | None = None) -> 
     if not found:
         detail = "; ".join(problems) or "no softmax attention was reached"
         raise UnsupportedModel(f"no attention head found in {type(model).__name__}: {detail}")
-    return Discovery(_number(found, StackNames(model)), tuple(problems))
+    sites = _number(found, StackNames(model))
+    return Discovery(sites, tuple(problems), _others(model, sites))
+
+
+def _others(model: nn.Module, sites: tuple[Site, ...]) -> tuple[tuple[str, str], ...]:
+    """Token mixers that are named as such and hold no site; outermost ones only."""
+    found: list[tuple[str, str]] = []
+    for path, module in model.named_modules():
+        mixer = path.rpartition(".")[2] in _MIXERS or type(module).__name__.endswith(_MIXER_CLASSES)
+        inside = any(path.startswith(f"{outer}.") for outer, _ in found)
+        if mixer and not inside and not any(f"{site.module}.".startswith(f"{path}.") for site in sites):
+            found.append((path, type(module).__name__))
+    return tuple(found)
 
 
 def _dissect(model: PreTrainedModel, probe: _Probe) -> tuple[list[tuple[Sighting, Anatomy, str]], list[str]]:

@@ -86,7 +86,7 @@ class Examples:
         return all(example.labelled for example in self.items)
 
     def batches(self, size: int | None, *, tokens: int) -> list[Batch]:
-        """Cut once, in a fixed order: by length, then by number; `size` examples each, or up to `tokens` padded ones."""
+        """Cut once, in a fixed order (length, then number): `size` examples each, or up to `tokens` padded tokens."""
         ordered = sorted(self.items, key=lambda example: (example.length, example.number))
         groups: list[list[Example]] = []
         for example in ordered:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -119,8 +119,9 @@ class Site:
     call: int = 0
     mixes_heads: bool = False
     """The projection's input already mixes heads (a norm over all of them): gates act on the context instead."""
+    window: int | None = None
+    """The most keys that a query sees, where the module limits it."""
     source: str = "interface"
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def heads(self) -> list[HeadId]:

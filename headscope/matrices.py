@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headscope.heads import ParameterSlice, Role, Site
+from headscope.cost import SiteShape
+from headscope.heads import AttentionKind, ParameterSlice, Role, Site
 from headscope.losses import wide
 
 
@@ -52,13 +53,14 @@ def _parameter(model: nn.Module, piece: ParameterSlice) -> Tensor:
 
 
 def parameters_per_head(model: nn.Module, site: Site) -> tuple[int, ...]:
-    """Parameters of each query head; those shared by a group are counted at its first head, those of a module shared
-    between layers at its first layer.
+    """Query, output and gate slices of each query head, with the key and value slices at the first head of a group.
+
+    A module shared between layers is counted at its first layer.
     """
     counts = [0] * site.n_heads
     if site.call:
         return tuple(counts)
-    for piece in site.slices:
+    for piece in site.slices_of(Role.QUERY, Role.KEY, Role.VALUE, Role.GATE, Role.OUTPUT):
         parameter = _parameter(model, piece)
         each = parameter.numel() // parameter.shape[piece.axis]
         shared = piece.role in (Role.KEY, Role.VALUE)
@@ -66,6 +68,23 @@ def parameters_per_head(model: nn.Module, site: Site) -> tuple[int, ...]:
             if owner >= 0:
                 counts[owner * site.group_size if shared else owner] += each
     return tuple(counts)
+
+
+def site_shape(model: nn.Module, site: Site) -> SiteShape:
+    """The sizes of a site that its cost depends on."""
+    key = next((piece for piece in site.slices_of(Role.KEY) if _parameter(model, piece).dim() == 2), None)
+    return SiteShape(
+        id=site.id,
+        n_heads=site.n_heads,
+        n_kv_heads=site.n_kv_heads,
+        d_head=site.d_head,
+        d_value=site.d_value,
+        d_model=site.d_model,
+        parameters_per_head=parameters_per_head(model, site),
+        keeps_cache=site.id.kind is not AttentionKind.SELF,
+        d_source=0 if key is None else _parameter(model, key).shape[1 - key.axis],
+        window=site.window,
+    )
 
 
 def dead_heads(model: nn.Module, site: Site) -> tuple[bool, ...]:

@@ -13,12 +13,12 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from headscope import registry
+from headscope.devices import resolve_device, resolve_dtype
 from headscope.errors import DeviceError, ModelError, UsageError, nearest
-from headscope.headers import check_config, check_sizes, has_safetensors, read_config, read_headers
+from headscope.headers import check_config, check_sizes, has_safetensors, read_config, read_headers, value_bytes
 from headscope.location import Location, locate
 from headscope.tasks import Task
 
-DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 _RAISED = (OSError, ValueError, RuntimeError, KeyError, ImportError, TypeError, AttributeError, AssertionError)
 """What transformers raises for checkpoints that it cannot load."""
 
@@ -49,6 +49,13 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
     non_finite: dict[str, int] = field(default_factory=dict)
     trust_remote_code: bool = False
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of one number as the checkpoint stores it."""
+        if self.location.gguf or not has_safetensors(self.location.folder):
+            return self.model.dtype.itemsize
+        return value_bytes(read_headers(self.location.folder).values())
 
     @property
     def reads(self) -> str:
@@ -102,7 +109,8 @@ def load(name: str, options: LoadOptions) -> LoadedModel:
         DeviceError: the device is absent or too small.
         UsageError: an option cannot be meant that way.
     """
-    device, dtype = resolve_device(options.device), resolve_dtype(options.dtype)
+    device = resolve_device(options.device)
+    dtype = resolve_dtype(options.dtype, device)
     location = locate(
         name, revision=options.revision, allow_pickle=options.allow_pickle, code=options.trust_remote_code
     )
@@ -244,6 +252,25 @@ def _check_keys(location: Location, model: PreTrainedModel, info: dict[str, Any]
     return [f"{len(unexpected)} tensors of the checkpoint are not used by this task, such as {unexpected[0]}"]
 
 
+def blank_model(location: Location, options: LoadOptions) -> PreTrainedModel:
+    """The model that config.json describes, with random weights in bfloat16: for comparing shapes with the files.
+
+    Raises:
+        ModelError: its configuration cannot be used.
+    """
+    import transformers
+
+    check_config(read_config(location.folder))
+    check_sizes(read_config(location.folder), read_headers(location.folder))
+    config = _configuration(location, options)
+    _, task = choose_task(config, options.task)
+    try:
+        with quiet():
+            return getattr(transformers, task.auto_class).from_config(config, dtype=torch.bfloat16).eval()
+    except _RAISED as error:
+        raise ModelError(f"{location.name}: config.json describes no possible model: {first_line(error)}") from None
+
+
 def non_finite(model: nn.Module) -> dict[str, int]:
     """Parameters that hold NaN or infinity, with how many."""
     found: dict[str, int] = {}
@@ -253,44 +280,6 @@ def non_finite(model: nn.Module) -> dict[str, int]:
             if count:
                 found[name] = count
     return found
-
-
-def resolve_device(name: str) -> torch.device | str:
-    """The device that `name` means; `auto` takes the first of cuda, mps, cpu; `balanced` stays for the loader.
-
-    Raises:
-        DeviceError: it is not there; a named device is never replaced by another.
-        UsageError: no such device is known.
-    """
-    if name == "balanced":
-        return name
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        hint = nearest(name, ["auto", "cpu", "cuda", "cuda:0", "mps", "balanced"])
-        raise UsageError(f"no device {name!r}", hint=hint) from None
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise DeviceError(f"no CUDA device found for --device {name}", hint="use --device cpu")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise DeviceError("no MPS device found", hint="use --device cpu")
-    if device.type not in ("cpu", "cuda", "mps"):
-        raise UsageError(f"--device {name} is not supported", hint="use cpu, cuda, mps or balanced")
-    return device
-
-
-def resolve_dtype(name: str, device: torch.device | str = "cpu") -> torch.dtype:
-    """The number format that `name` means; `auto` is float32 on a CPU and bfloat16 on a GPU.
-
-    Raises:
-        UsageError: no such format.
-    """
-    if name not in DTYPES:
-        raise UsageError(f"no dtype {name!r}", hint=nearest(name, DTYPES))
-    if name == "auto":
-        return torch.float32 if str(device) == "cpu" else torch.bfloat16
-    return getattr(torch, name)
 
 
 def _positions(model: PreTrainedModel) -> int | None:
@@ -318,7 +307,7 @@ def _undo_quantisation(model: PreTrainedModel) -> None:
     model.hf_quantizer = None  # type: ignore[assignment]
     model.is_quantized = False  # type: ignore[assignment]
     if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
+        delattr(model.config, "quantization_config")
 
 
 @contextlib.contextmanager
@@ -343,7 +332,5 @@ def first_line(error: BaseException) -> str:
 
 def _reason(error: BaseException) -> str:
     if "ignore_mismatched_sizes" in str(error) or "size mismatch" in str(error):
-        return (
-            "its weights have other shapes than its configuration says (`headscope inspect MODEL --check` names them)"
-        )
+        return "its weights have other shapes than config.json says (`headscope inspect MODEL --check` names them)"
     return first_line(error)

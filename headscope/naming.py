@@ -213,8 +213,8 @@ FAMILIES = (
         SOUNDS,
         Tower("audio", SELF, r"encoder\.layers", _projections("attention", "out_proj"), PLAIN),
     ),
-    _family({"clip": "CLIP"}, ("Model",), Tower("decoder", CAUSAL, TEXT_LAYERS, BART_NAMES, CLIP_TEXT), VISION),
-    _family({"siglip": "Siglip"}, ("Model",), Tower("encoder", SELF, TEXT_LAYERS, BART_NAMES, CLIP_TEXT), VISION),
+    _family({"clip": "CLIP"}, ("Model",), VISION, Tower("decoder", CAUSAL, TEXT_LAYERS, BART_NAMES, CLIP_TEXT)),
+    _family({"siglip": "Siglip"}, ("Model",), VISION, Tower("encoder", SELF, TEXT_LAYERS, BART_NAMES, CLIP_TEXT)),
     _family(
         {"clip_text_model": "CLIPText"},
         ("Model", "ModelWithProjection"),

@@ -60,7 +60,7 @@ _Parts = dict[tuple[str, str], tuple[int, ...]]
 
 
 def outline(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> tuple[SiteShape, ...] | None:
-    """The sites in the order of the forward pass, or None where the model must be loaded to know them.
+    """The sites by stack, kind and layer, or None where the model must be loaded to know them.
 
     Sizes come from the config and every tensor that may belong to attention must agree with them. Query/key norms,
     attention sinks and tables of relative positions are allowed but belong to no slice and are not counted.
@@ -81,8 +81,7 @@ def outline(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> tup
         roots.add(root)
     if len(roots) != 1 or any(not _explained(info) for name, info in tensors.items() if name not in used):
         return None
-    stacks = list(dict.fromkeys(tower.stack for tower in known.towers))
-    return tuple(sorted(sites, key=lambda site: (stacks.index(site.id.stack), site.id.layer, site.id.kind)))
+    return tuple(sites)
 
 
 def _family(config: Mapping[str, Any]) -> Family | None:

@@ -1,4 +1,4 @@
-"""A folder is a registry: each file in it holds one entry under an agreed name, and the file's name is the entry's name.
+"""A folder is a registry: each file in it holds one entry, and the file's name is the entry's name.
 
 Names are listed without importing anything, so that `--help` and error messages need neither torch nor pandas.
 """

@@ -1,4 +1,4 @@
-"""A study is the library's front door: one model, its heads, its data, and one pass that serves all requested scores."""
+"""A study is the library's front door: one model, its heads, its data, and one pass that serves all scores."""
 
 from __future__ import annotations
 
@@ -128,7 +128,9 @@ class Study:
                 hint="name their column with --label-column, or use --measures sensitivity",
             )
 
-    def _pass(self, sums: _Sums, needs: frozenset[Need], progress: Progress | None) -> tuple[float | None, tuple[str, ...]]:
+    def _pass(
+        self, sums: _Sums, needs: frozenset[Need], progress: Progress | None
+    ) -> tuple[float | None, tuple[str, ...]]:
         """One pass over all batches; returns the mean loss (None without labels) and what happened on the way."""
         assert self.examples is not None
         model, options = self.loaded.model, self.options
@@ -185,9 +187,7 @@ def load_scores(names: Sequence[str]) -> dict[str, Score]:
     return registry.load_all("scores", "SCORE", wanted)
 
 
-def _run(
-    run: Callable[[Batch], Outcome], batch: Batch, notes: list[str]
-) -> Iterator[tuple[Batch, Outcome]]:
+def _run(run: Callable[[Batch], Outcome], batch: Batch, notes: list[str]) -> Iterator[tuple[Batch, Outcome]]:
     """Run a batch, in halves where memory runs out, down to single examples; says so once."""
     try:
         with memory_errors():
@@ -282,7 +282,7 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float:
 
     if len(first) < 2 or len(set(rankdata(first))) == 1 or len(set(rankdata(second))) == 1:
         return float("nan")
-    return float(spearmanr(first, second).statistic)
+    return float(spearmanr(first, second)[0])  # type: ignore[arg-type]
 
 
 def _host(tensor: Tensor | None) -> Tensor | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -55,6 +54,9 @@ OnCall = Callable[[AttentionCall], Tensor | None]
 """Sees a call; may return a tensor that the model then uses in place of the context."""
 
 
+Enter = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+
+
 class InterfaceTap(contextlib.AbstractContextManager["InterfaceTap"]):
     """Shows every call that goes through transformers' attention interface while the `with` block runs.
 
@@ -86,9 +88,7 @@ class InterfaceTap(contextlib.AbstractContextManager["InterfaceTap"]):
         AttentionInterface.get_interface = get_interface  # type: ignore[method-assign]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         AttentionInterface.get_interface = self._original  # type: ignore[method-assign]
 
 
@@ -109,9 +109,7 @@ class ModuleStack(contextlib.AbstractContextManager["ModuleStack"]):
             self._handles.append(module.register_forward_hook(self._leave, always_call=True))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
 
@@ -180,7 +178,8 @@ class FunctionTap(TorchFunctionMode):
         context: Tensor,
         probabilities: Tensor | None,
     ) -> Tensor:
-        if module is None:
+        one_key = probabilities is not None and probabilities.shape[-1] < 2  # a softmax over something else
+        if module is None or one_key:
             return context
         changed = self.on_call(AttentionCall(module, query, key, value, context, probabilities, False))
         return context if changed is None else changed

@@ -40,10 +40,8 @@ class VocabularyHead:
                 handle = child.register_forward_pre_hook(hook) if hook else child.register_forward_hook(self._remember)
                 stack.callback(handle.remove)
             stack.callback(self.container.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
-            try:
+            with contextlib.suppress(_Reached):
                 model(**inputs)
-            except _Reached:
-                pass
         return _hidden(self._outputs[-1][1])
 
     def logits(self, rows: Tensor) -> Tensor:

@@ -90,12 +90,30 @@ def _to_stdout(data: bytes) -> None:
         raise OutputError("cannot write to standard output: it is closed")
     try:
         stream.flush()
-        if hasattr(stream, "buffer"):
-            stream.buffer.write(data)
-        else:
-            stream.write(data.decode())
+        _write(stream, data)
         stream.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
+        _give_up(stream)
         raise OutputError(f"cannot write to standard output: {error.strerror or error}") from error
+
+
+def _write(stream: TextIO, data: bytes) -> None:
+    if not hasattr(stream, "buffer"):
+        stream.write(data.decode())
+        return
+    rest = memoryview(data)
+    while rest:  # unbuffered (python -u), a write may take only a part
+        rest = rest[stream.buffer.write(rest) :]
+
+
+def _give_up(stream: TextIO) -> None:
+    """Send what is still buffered nowhere: Python would try again at exit and complain a second time."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

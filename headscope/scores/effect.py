@@ -1,4 +1,4 @@
-"""Effect of removing each head on the loss, guessed to second order: minus the mean gradient plus half the sensitivity."""
+"""Effect of removing each head on the loss, guessed to second order from mean gradient and sensitivity."""
 
 from __future__ import annotations
 

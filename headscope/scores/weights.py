@@ -18,7 +18,6 @@ def finish(site: Site, means: Means) -> dict[str, Tensor]:
     """Norms and ranks, `[head]` each; NaN where the model has no such matrix."""
     weights = means.weights
     assert weights is not None
-    value = None if weights.value is None else weights.value
     output = None if weights.output is None else weights.output.transpose(1, 2)  # [head d_model d_value]
     missing = torch.full((site.n_heads,), torch.nan, dtype=torch.float64)
     return {
@@ -43,7 +42,7 @@ def _rank(left: Tensor | None, right: Tensor | None, missing: Tensor) -> Tensor:
 
 
 def effective_rank(left: Tensor, right: Tensor) -> Tensor:
-    """exp of the entropy of the normalised singular values of `left rightᵀ`, from factors `[d_a rank]`, `[d_b rank]`."""
+    """exp of the entropy of the normalised singular values of `left rightᵀ`; factors are `[d_a rank]`, `[d_b rank]`."""
     if not bool(torch.isfinite(left).all() and torch.isfinite(right).all()):
         return torch.tensor(torch.nan)
     core_left = torch.linalg.qr(left.double()).R

@@ -64,7 +64,7 @@ class Encoder:
             raise UsageError("this model has no tokenizer, so it cannot read text")
         encoded = self.tokenizer(text, pair, split_special_tokens=not self.parse_special, verbose=False, **options)
         return {name: list(values) for name, values in encoded.items() if name in _TEXT_INPUTS} | {
-            "_special": encoded["special_tokens_mask"] if "special_tokens_mask" in encoded else []
+            "_special": encoded.get("special_tokens_mask", [])
         }
 
     def cut(self, text: Any, pair: str | None = None, **options: Any) -> tuple[dict[str, list[int]], bool]:

@@ -1,4 +1,4 @@
-"""Causal language modelling: each token predicts the next; a text that is too long is cut into chunks, each an example."""
+"""Causal language modelling: each token predicts the next; a long text is cut into chunks, each an example."""
 
 from __future__ import annotations
 
