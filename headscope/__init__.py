@@ -1,0 +1,28 @@
+"""headscope: look at the attention heads of pretrained transformers, and measure which of them matter.
+
+    headscope.inspect(model, data)     every head with its measures, as a DataFrame indexed by head
+    headscope.check(model)             structure checks, as a DataFrame
+    headscope.find_sites(model)        where each head of a loaded model lives, as Sites
+
+Importing this package imports neither torch nor pandas; calling it does.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headscope.api import check, find_sites, inspect
+
+__all__ = ["check", "find_sites", "inspect"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module("headscope.api"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -76,9 +76,7 @@ def _against_files(blank: PreTrainedModel, stored: dict[str, TensorInfo]) -> lis
     wrong = [name for name in expected if name in known and known[name] != expected[name]]
     if not wrong:
         return [Finding("config", "", "pass", f"{len(stored)} stored tensors fit config.json")]
-    owners = {
-        piece.path: (site, piece) for site in find_sites(blank).sites for piece in site.slices
-    }
+    owners = {piece.path: (site, piece) for site in find_sites(blank).sites for piece in site.slices}
     found: list[Finding] = []
     for name in wrong:
         where, what = str(list(known[name])), str(list(expected[name]))
@@ -200,4 +198,3 @@ def _slice(model: nn.Module, piece: ParameterSlice, owner: int) -> Tensor:
 
 def _listing(heads: list[int]) -> str:
     return ", ".join(str(head) for head in heads)
-

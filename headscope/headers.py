@@ -6,6 +6,7 @@ import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -261,3 +262,20 @@ def _check_spans(path: Path, spans: Mapping[str, tuple[TensorInfo, int, int]], a
         position = end
     if position != available:
         raise ModelError(f"{path}: {available - position} bytes at the end belong to no tensor")
+
+
+_FLOATS = frozenset({"F16", "BF16", "F32", "F64", "F8_E5M2", "F8_E4M3"})
+
+
+def parameter_count(tensors: Iterable[TensorInfo]) -> int:
+    """Floating values stored; whole-number buffers such as position numbers are none."""
+    return sum(prod(info.shape) for info in tensors if info.dtype in _FLOATS)
+
+
+def value_bytes(tensors: Iterable[TensorInfo]) -> int:
+    """Bytes of one value in the floating type that holds most of them."""
+    sizes: dict[str, int] = {}
+    for info in tensors:
+        if info.dtype in _FLOATS:
+            sizes[info.dtype] = sizes.get(info.dtype, 0) + prod(info.shape)
+    return BITS[max(sizes, key=lambda dtype: sizes[dtype])] // 8 if sizes else 4

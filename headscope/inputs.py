@@ -29,7 +29,7 @@ def probe_inputs(model: PreTrainedModel) -> dict[str, Any]:
     if "pixel_values" in accepted and (main.startswith("pixel") or hasattr(config, "vision_config")):
         inputs["pixel_values"] = _image(config, generator)
     if main == "input_values":
-        inputs["input_values"] = torch.randn(BATCH, SAMPLES, generator=generator)
+        inputs["input_values"] = _sound(config, generator)
     if main == "input_features":
         inputs["input_features"] = _spectrum(config, generator)
     if "decoder_input_ids" in accepted:
@@ -56,7 +56,7 @@ def _tokens(config: PreTrainedConfig, length: int, generator: torch.Generator) -
     picks = torch.randint(len(usable), (BATCH, length), generator=generator)
     ids = torch.tensor(usable)[picks]
     end = getattr(text, "eos_token_id", None)
-    if isinstance(end, int) and hasattr(config, "vision_config"):
+    if isinstance(end, int) and end < int(vocabulary) and hasattr(config, "vision_config"):
         ids[:, -1] = end  # CLIP pools the text at its end token
     return ids
 
@@ -67,6 +67,13 @@ def _image(config: PreTrainedConfig, generator: torch.Generator) -> Tensor:
     height, width = size if isinstance(size, Sequence) else (size, size)
     channels = _first(vision, ("num_channels", "in_channels", "in_chans"), 3)
     return torch.randn(BATCH, int(channels), int(height), int(width), generator=generator)
+
+
+def _sound(config: PreTrainedConfig, generator: torch.Generator) -> Tensor:
+    bins, frames = getattr(config, "num_mel_bins", None), getattr(config, "max_length", None)
+    if isinstance(bins, int) and isinstance(frames, int) and config.model_type == "audio-spectrogram-transformer":
+        return torch.randn(BATCH, frames, bins, generator=generator)
+    return torch.randn(BATCH, SAMPLES, generator=generator)
 
 
 def _spectrum(config: PreTrainedConfig, generator: torch.Generator) -> Tensor:

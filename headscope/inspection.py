@@ -40,7 +40,11 @@ LAYER_COLUMNS = (
     Column("head_dim", "numbers", "width of a query or key"),
     Column("parameters", "count", "parameters of all heads of the site, without the output projection's bias"),
     Column("macs_per_token", "count", "multiply-accumulates of the site's attention for each token at --tokens"),
-    Column("kv_bytes_per_token", "bytes", "what the KV cache keeps of the site for each token, as the checkpoint stores numbers"),
+    Column(
+        "kv_bytes_per_token",
+        "bytes",
+        "what the KV cache keeps of the site for each token, as the checkpoint stores numbers",
+    ),
 )
 MODEL_COLUMNS = (
     Column("model", "name", "the model as given", untrusted=True),
@@ -65,7 +69,9 @@ STRUCTURE_COLUMNS = (
     Column("head_dim", "numbers", "width of a query or key"),
     Column("value_dim", "numbers", "width of a value"),
     Column("parameters", "paths", "role: parameter[axis] of every slice that belongs to heads", untrusted=True),
-    Column("coupled", "paths", "parameters that tie heads together, so that none can be removed exactly", untrusted=True),
+    Column(
+        "coupled", "paths", "parameters that tie heads together, so that none can be removed exactly", untrusted=True
+    ),
     Column("shared", "paths", "parameters that serve all heads and stay whole", untrusted=True),
     Column("remark", "words", "what is special", untrusted=True),
 )
@@ -94,7 +100,12 @@ def head_table(study: Study, scores: Scores) -> Table:
             row |= {name: _number(values[site.id], head.index) for name, values in scores.values.items()}
             rows.append(row)
     return Table(
-        "inspect", (*HEAD_COLUMNS, *score_columns(scores)), tuple(rows), "head", study.provenance(), notes(study, scores)
+        "inspect",
+        (*HEAD_COLUMNS, *score_columns(scores)),
+        tuple(rows),
+        "head",
+        study.provenance(),
+        notes(study, scores),
     )
 
 
@@ -142,9 +153,7 @@ def layer_table(study: Study, scores: Scores, tokens: int) -> Table:
     return Table("inspect", (*LAYER_COLUMNS, *kept), rows, "site", study.provenance(), notes(study, scores))
 
 
-def outline_layers(
-    shapes: Sequence[SiteShape], tokens: int, value_bytes: int, provenance: Provenance | None
-) -> Table:
+def outline_layers(shapes: Sequence[SiteShape], tokens: int, value_bytes: int, provenance: Provenance | None) -> Table:
     """One row per site, from shapes alone."""
     rows: list[dict[str, Cell]] = [
         {

@@ -136,15 +136,13 @@ class Study:
         model, options = self.loaded.model, self.options
         objective = Objective(model, self.loaded.task, self.sites)
         wanted = Wanted(Need.GRADIENT in needs, options.draws if Need.SAMPLED in needs else 0, options.seed)
-        tokens = CPU_TOKENS if model.device.type == "cpu" else GPU_TOKENS
-        batches = self.examples.batches(options.batch_size, tokens=tokens)
         notes: list[str] = []
         if objective.head is None and self.loaded.task.vocabulary:
             notes.append("the language-model head cannot be run apart from this model: its logits are held whole")
         total = torch.zeros((), dtype=torch.float64)
         labelled = done = 0
         with watch(model, self.sites) as seen:
-            for batch in batches:
+            for batch in batches(self):
                 for part, outcome in _run(lambda part: objective.run(part, seen, wanted), batch, notes):
                     sums.add(part, outcome, self.sites)
                     total += outcome.loss.sum()
@@ -171,6 +169,13 @@ class Study:
             device=str(loaded.model.device),
             attention=str(loaded.model.config._attn_implementation),
         )
+
+
+def batches(study: Study) -> list[Batch]:
+    """The batches of a study, cut once in a fixed order."""
+    assert study.examples is not None
+    tokens = CPU_TOKENS if study.loaded.model.device.type == "cpu" else GPU_TOKENS
+    return study.examples.batches(study.options.batch_size, tokens=tokens)
 
 
 def load_scores(names: Sequence[str]) -> dict[str, Score]:

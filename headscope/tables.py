@@ -38,7 +38,7 @@ class Table:
         """The table as a DataFrame indexed by `key` (all columns are kept; provenance stands in `attrs`)."""
         import pandas
 
-        frame = pandas.DataFrame([list(row.values()) for row in self.rows], columns=self.names)
+        frame = pandas.DataFrame([[_clean(row[name]) for name in self.names] for row in self.rows], columns=self.names)
         frame.attrs = {"provenance": self.provenance.as_dict() if self.provenance else {}, "notes": list(self.notes)}
         return frame.set_index(self.key, drop=False) if self.key else frame
 
@@ -80,6 +80,11 @@ class Table:
         for name in names:
             if name not in self.names:
                 raise UsageError(f"no column {name!r} in this report", hint=nearest(name, self.names))
+
+
+def _clean(cell: Cell) -> Cell:
+    """Half a surrogate pair as an escape: pandas cannot store it."""
+    return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
 
 
 def empty(cell: Cell) -> bool:

@@ -1,0 +1,125 @@
+"""The command line: the app, and the boundary where every error becomes one line on stderr and an exit code.
+
+Nothing heavy is imported here: `headscope --help` needs neither torch nor pandas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import warnings
+from types import FrameType, TracebackType
+
+import typer
+
+from headscope.cli import env, explain, inspect
+from headscope.errors import HeadscopeError, nearest
+
+app = typer.Typer(
+    name="headscope",
+    help="Look at the attention heads of pretrained transformers: which matter, which say the same, which can go.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("inspect")(inspect.inspect)
+app.command("explain")(explain.explain)
+app.command("env")(env.env)
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # the class that Typer raises for every misuse
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived: leave through the `with` blocks, so that nothing is left half-written."""
+
+
+@app.callback(invoke_without_command=True)
+def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"headscope {installed('headscope')}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line and exit with its code: 0, 1, 2, 3, 130 or 143; 141 where the reader of stdout has gone."""
+    _prepare()
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        return int(app(standalone_mode=False) or 0)
+    except HeadscopeError as error:
+        if os.environ.get("HEADSCOPE_DEBUG") == "1":
+            raise
+        return _fail(str(error), error.hint, error.exit_code)
+    except _UsageError as error:
+        return _misuse(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", None, 130)
+    except Terminated:
+        return _fail("terminated", None, 143)
+    except BrokenPipeError:
+        with contextlib.suppress(OSError):  # what is still buffered has no reader either
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _misuse(error: Exception) -> int:
+    """One line for wrong use of the command line, with the nearest name for a misspelt one."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error, file=sys.stderr)  # noqa: T201  the help text that Typer made
+        return 2
+    message, hint = error.format_message(), None  # type: ignore[attr-defined]
+    known = getattr(error, "possibilities", None)
+    if known:
+        hint = nearest(str(getattr(error, "option_name", "")), sorted(known))
+    elif "No such command" in message and context is not None:
+        hint = nearest(message.split("'")[1], context.command.list_commands(context))
+        message = message.partition(". ")[0].rstrip(".")
+    elif context is not None:
+        hint = f"{context.command_path} --help"
+    return _fail(message.rstrip(".").partition(" Did you mean")[0].rstrip(". "), hint, 2)
+
+
+def _fail(message: str, hint: str | None, code: int) -> int:
+    from headscope.reports._cells import safe_text
+
+    with contextlib.suppress(OSError, ValueError):
+        print(f"error: {safe_text(message)}", file=sys.stderr)  # noqa: T201
+        if hint:
+            print(f"hint: {safe_text(hint)}", file=sys.stderr)  # noqa: T201
+    return code
+
+
+def _prepare() -> None:
+    """Quiet libraries, SIGTERM as an exception, one line instead of a traceback for bugs, UTF-8 whatever the locale."""
+    signal.signal(signal.SIGTERM, _terminate)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    if os.environ.get("HEADSCOPE_DEBUG") != "1":
+        warnings.simplefilter("ignore")
+        sys.excepthook = _bug
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def _bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    first = str(error).strip().split("\n")[0]
+    _fail(
+        f"headscope failed unexpectedly: {kind.__name__}: {first}",
+        "HEADSCOPE_DEBUG=1 shows where; please report it with the output of `headscope env`",
+        1,
+    )

@@ -1,0 +1,31 @@
+"""`headscope explain`: what a column of a report means, with its unit and source."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headscope.errors import UsageError, nearest
+
+
+def explain(
+    column: Annotated[str | None, typer.Argument(metavar="[COLUMN]", help="A column; all without it.")] = None,
+) -> None:
+    """Say what COLUMN means, or list all columns."""
+    from headscope import checks, inspection, registry
+    from headscope.columns import Column
+
+    tables = (inspection.HEAD_COLUMNS, inspection.LAYER_COLUMNS, inspection.MODEL_COLUMNS)
+    more = (inspection.STRUCTURE_COLUMNS, checks.CHECK_COLUMNS)
+    scores = [score.columns for score in registry.load_all("scores", "SCORE").values()]
+    known: dict[str, Column] = {}
+    for columns in (*tables, *scores, *more):
+        for found in columns:
+            known.setdefault(found.name, found)
+    if column is not None and column not in known:
+        raise UsageError(f"no column {column!r}", hint=nearest(column, known))
+    for found in known.values() if column is None else [known[column]]:
+        print(f"{found.name} [{found.unit}]: {found.meaning}")  # noqa: T201
+        if found.source and column is not None:
+            print(f"source: {found.source}")  # noqa: T201

@@ -1,0 +1,134 @@
+"""`headscope inspect`: describe every attention head of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headscope import registry
+from headscope.cli import options as opt
+from headscope.cli.settings import Settings, settings
+from headscope.cli.talk import Talk
+from headscope.errors import CheckFailed, UsageError, nearest
+
+if TYPE_CHECKING:
+    from headscope.tables import Table
+
+VIEWS = ("head", "layer", "model")
+_MEASURES = ", ".join([*registry.names("scores"), "all"])
+
+
+def inspect(
+    model: opt.ModelArg,
+    data: opt.DataOpt = None,
+    measures: Annotated[
+        str | None, typer.Option("--measures", metavar="A,B", help=f"{_MEASURES}; default by data.")
+    ] = None,
+    by: Annotated[str, typer.Option("--by", help="head, layer or model.")] = "head",
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the structure instead; exit 1 if a check fails.")
+    ] = False,
+    structure: Annotated[bool, typer.Option("--structure", help="Show how heads map to parameters instead.")] = False,
+    draws: Annotated[str, typer.Option("--draws", metavar="N", help="Label draws an example for sensitivity.")] = "1",
+    tokens: Annotated[str, typer.Option("--tokens", metavar="N", help="Text length that costs are given for.")] = "512",
+    task: opt.TaskOpt = "auto",
+    text_column: opt.TextColumnOpt = None,
+    pair_column: opt.PairColumnOpt = None,
+    label_column: opt.LabelColumnOpt = None,
+    target_column: opt.TargetColumnOpt = None,
+    image_column: opt.ImageColumnOpt = None,
+    audio_column: opt.AudioColumnOpt = None,
+    context_column: opt.ContextColumnOpt = None,
+    answer_column: opt.AnswerColumnOpt = None,
+    config: opt.ConfigOpt = None,
+    split: opt.SplitOpt = None,
+    encoding: opt.EncodingOpt = "utf-8",
+    skip_bad: opt.SkipBadOpt = False,
+    limit: opt.LimitOpt = "512",
+    max_length: opt.MaxLengthOpt = None,
+    on_long: opt.OnLongOpt = None,
+    batch_size: opt.BatchSizeOpt = "auto",
+    parse_special: opt.ParseSpecialOpt = False,
+    revision: opt.RevisionOpt = None,
+    trust_remote_code: opt.TrustOpt = False,
+    allow_pickle: opt.PickleOpt = False,
+    device: opt.DeviceOpt = "auto",
+    dtype: opt.DtypeOpt = "auto",
+    attn_implementation: opt.AttentionOpt = "auto",
+    format: opt.FormatOpt = "auto",
+    output: opt.OutputOpt = None,
+    force: opt.ForceOpt = False,
+    plot: opt.PlotOpt = None,
+    sort: opt.SortOpt = None,
+    top: opt.TopOpt = None,
+    columns: opt.ColumnsOpt = None,
+    dry_run: opt.DryRunOpt = False,
+    seed: opt.SeedOpt = 0,
+    quiet: opt.QuietOpt = False,
+    verbose: opt.VerboseOpt = False,
+    no_progress: opt.NoProgressOpt = False,
+) -> None:
+    """Describe every attention head of MODEL; with --data, also measure which heads matter."""
+    given = settings(locals())
+    talk = Talk(quiet=quiet, verbose=verbose, bars=not no_progress)
+    chosen = opt.listed(measures)
+    _consider(by, chosen, check, structure, plot)
+    given.check_outputs()
+    if check:
+        _check(given, talk)
+        return
+    table = _table(given, talk, by, chosen, structure=structure, tokens=opt.positive("--tokens", tokens) or 512)
+    given.report(table, talk, draw=by == "head" and not structure)
+
+
+def _consider(by: str, measures: list[str] | None, check: bool, structure: bool, plot: Path | None) -> None:
+    """Refuse what cannot be meant, before anything slow."""
+    opt.one_of("--by", by, VIEWS)
+    known = [*registry.names("scores"), "all"]
+    for name in measures or []:
+        if name not in known:
+            raise UsageError(f"no measure {name!r}", hint=nearest(name, known))
+    if measures == []:
+        raise UsageError("--measures names none", hint="known: " + ", ".join(known))
+    if check and structure:
+        raise UsageError("--check and --structure are two reports", hint="ask for one of them")
+    if plot is not None and (check or structure or by != "head"):
+        raise UsageError("--plot draws scores of heads", hint="leave out --check, --structure and --by")
+
+
+def _table(given: Settings, talk: Talk, by: str, measures: list[str] | None, *, structure: bool, tokens: int) -> Table:
+    if by != "head" and given.data is None and measures is None and not structure:
+        from headscope.survey import survey
+
+        quick = survey(given.model, by, tokens, revision=given.revision)
+        if quick is not None:
+            return quick
+    from headscope import inspection
+    from headscope.study import Study, load_scores
+
+    if measures is not None:
+        load_scores(measures)
+    if given.dry_run:
+        from headscope.estimate import estimate
+
+        return estimate(given.model, given.data, given.study_options(), measures)
+    study = Study.open(given.model, given.data, given.study_options())
+    if structure:
+        return inspection.structure_table(study)
+    if by == "model":
+        return inspection.model_table(study, tokens)
+    with talk.progress() as progress:
+        scores = study.scores(measures, progress=progress)
+    talk.summary(inspection.summary(study, scores))
+    return inspection.layer_table(study, scores, tokens) if by == "layer" else inspection.head_table(study, scores)
+
+
+def _check(given: Settings, talk: Talk) -> None:
+    from headscope.checks import check, failures
+
+    table = check(given.model, given.load_options())
+    given.report(table, talk, draw=False)
+    if count := failures(table):
+        raise CheckFailed(f"{count} of {len(table.rows)} structure checks failed")

@@ -1,0 +1,109 @@
+"""Options that commands share, each a named type, so that it reads and behaves the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headscope import registry
+from headscope.errors import UsageError, nearest
+
+ON_LONG = ("chunk", "truncate", "error")
+_FORMATS = ", ".join(registry.names("reports"))
+_TASKS = ", ".join(registry.names("tasks"))
+
+_DATA = "Data"
+_MODEL = "Model"
+_REPORT = "Report"
+
+ModelArg = Annotated[str, typer.Argument(metavar="MODEL", help="Folder, Hub id (owner/name) or GGUF file.")]
+DataOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--data", metavar="DATA", help="Data file (also .gz, .zst), folder of images, - for stdin, or Hub data set."
+    ),
+]
+RevisionOpt = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit of a Hub model.")]
+TrustOpt = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
+PickleOpt = Annotated[bool, typer.Option("--allow-pickle", help="Read pickled weights where there are no safetensors.")]
+ConfigOpt = Annotated[str | None, typer.Option("--config", help="Configuration of a Hub data set.")]
+SplitOpt = Annotated[str | None, typer.Option("--split", help="Split of a Hub data set.")]
+EncodingOpt = Annotated[str, typer.Option("--encoding", help="Encoding of text files.")]
+SkipBadOpt = Annotated[bool, typer.Option("--skip-bad", help="Skip and count rows that cannot be used.")]
+TextColumnOpt = Annotated[str | None, typer.Option("--text-column", help="Column of the text, question or words.")]
+PairColumnOpt = Annotated[str | None, typer.Option("--pair-column", help="Column of the second text of a pair.")]
+LabelColumnOpt = Annotated[str | None, typer.Option("--label-column", help="Column of the label or labels.")]
+TargetColumnOpt = Annotated[str | None, typer.Option("--target-column", help="Column of the text to be produced.")]
+ImageColumnOpt = Annotated[str | None, typer.Option("--image-column", help="Column of image files or bytes.")]
+AudioColumnOpt = Annotated[str | None, typer.Option("--audio-column", help="Column of sound files or bytes.")]
+ContextColumnOpt = Annotated[str | None, typer.Option("--context-column", help="Column of the text with the answer.")]
+AnswerColumnOpt = Annotated[str | None, typer.Option("--answer-column", help="Column of the answer.")]
+TaskOpt = Annotated[str, typer.Option("--task", help=f"auto, {_TASKS}.")]
+LimitOpt = Annotated[
+    str, typer.Option("--limit", metavar="N|all", help="Examples used, the first after a seeded shuffle.")
+]
+MaxLengthOpt = Annotated[
+    str | None, typer.Option("--max-length", metavar="N", help="Longest text in tokens; default the model's limit.")
+]
+OnLongOpt = Annotated[
+    str | None, typer.Option("--on-long", help="chunk, truncate or error; default chunk for causal-lm, else truncate.")
+]
+BatchSizeOpt = Annotated[
+    str, typer.Option("--batch-size", metavar="N|auto", help="Examples at once; auto goes by tokens.")
+]
+DeviceOpt = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N, mps or balanced.")]
+DtypeOpt = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16, float16 or float64.")]
+AttentionOpt = Annotated[str, typer.Option("--attn-implementation", help="auto, eager, sdpa, flash_attention_2, ...")]
+FormatOpt = Annotated[str, typer.Option("--format", help=f"auto, {_FORMATS}; auto: table on a terminal, else csv.")]
+OutputOpt = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report here, format by suffix.")
+]
+ForceOpt = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
+PlotOpt = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Picture of the report (.png or .svg).")]
+SortOpt = Annotated[
+    str | None, typer.Option("--sort", metavar="COLUMN", help="Order rows, largest first; -COLUMN smallest first.")
+]
+TopOpt = Annotated[str | None, typer.Option("--top", metavar="N", help="Only the first N rows.")]
+ColumnsOpt = Annotated[str | None, typer.Option("--columns", metavar="A,B", help="Only these columns, in this order.")]
+DryRunOpt = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would be done, for how long and in how much memory.")
+]
+SeedOpt = Annotated[int, typer.Option("--seed", help="Seed of shuffling, masking and drawing.")]
+QuietOpt = Annotated[bool, typer.Option("--quiet", "-q", help="No notes or summary on stderr.")]
+VerboseOpt = Annotated[bool, typer.Option("--verbose", "-v", help="Also say what the numbers rest on.")]
+NoProgressOpt = Annotated[bool, typer.Option("--no-progress", help="No progress bar.")]
+ParseSpecialOpt = Annotated[
+    bool, typer.Option("--parse-special", help="Read special-token strings in the data as tokens.")
+]
+
+
+def positive(option: str, value: str | None, *, word: str | None = None) -> int | None:
+    """A whole number from 1, or None for `word` (such as auto).
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if value is None or value == word:
+        return None
+    if value.isascii() and value.isdigit() and int(value) > 0:
+        return int(value)
+    wanted = "a positive whole number" + (f" or {word!r}" if word else "")
+    raise UsageError(f"{option} {value}: expected {wanted}")
+
+
+def one_of(option: str, value: str | None, known: tuple[str, ...]) -> str | None:
+    """The value if it is one of the known ones.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if value is not None and value not in known:
+        raise UsageError(f"{option} {value}: no such choice", hint=nearest(value, known))
+    return value
+
+
+def listed(value: str | None) -> list[str] | None:
+    """The parts of a comma list."""
+    return None if value is None else [part.strip() for part in value.split(",") if part.strip()]

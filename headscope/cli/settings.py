@@ -1,0 +1,161 @@
+"""What a command was told, checked before anything slow, and turned into the library's options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headscope import registry
+from headscope.cli import options as opt
+from headscope.cli.talk import Talk
+from headscope.errors import UsageError, nearest
+from headscope.reports import FORMATS, check_output, choose_format, emit
+
+if TYPE_CHECKING:
+    from headscope.models import LoadOptions
+    from headscope.study import StudyOptions
+    from headscope.tables import Table
+
+_ROLES = ("text", "pair", "label", "target", "image", "audio", "context", "answer")
+_DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The checked options of one command."""
+
+    model: str
+    data: str | None
+    revision: str | None
+    columns: dict[str, str]
+    limit: int | None
+    max_length: int | None
+    on_long: str | None
+    batch_size: int | None
+    draws: int
+    top: int | None
+    shown: list[str] | None
+    raw: dict[str, Any]
+
+    @property
+    def dry_run(self) -> bool:
+        return bool(self.raw["dry_run"])
+
+    def load_options(self) -> LoadOptions:
+        """How to load the model."""
+        from headscope.models import LoadOptions
+
+        raw = self.raw
+        return LoadOptions(
+            revision=self.revision,
+            trust_remote_code=raw["trust_remote_code"],
+            allow_pickle=raw["allow_pickle"],
+            task=raw["task"],
+            device=raw["device"],
+            dtype=raw["dtype"],
+            attention=raw["attn_implementation"],
+        )
+
+    def study_options(self) -> StudyOptions:
+        """How to run a study."""
+        from headscope.data import DataOptions
+        from headscope.study import StudyOptions
+
+        raw = self.raw
+        data = DataOptions(
+            columns=self.columns,
+            config=raw["config"],
+            split=raw["split"],
+            encoding=raw["encoding"],
+            skip_bad=raw["skip_bad"],
+            limit=self.limit,
+            max_length=self.max_length,
+            on_long=self.on_long,
+            seed=raw["seed"],
+            parse_special=raw["parse_special"],
+        )
+        return StudyOptions(
+            load=self.load_options(), data=data, batch_size=self.batch_size, draws=self.draws, seed=raw["seed"]
+        )
+
+    def check_outputs(self) -> None:
+        """Refuse outputs that cannot be written before anything is computed."""
+        output, plot, force = self.raw["output"], self.raw["plot"], self.raw["force"]
+        choose_format(self.raw["format"], output, False)
+        check_output(output, force)
+        if plot is not None:
+            from headscope.reports._plot import check_picture
+
+            check_picture(plot, force)
+
+    def report(self, table: Table, talk: Talk, *, draw: bool) -> None:
+        """Shape a table as asked, write it, and draw it where that is wanted."""
+        from headscope.inspection import heat_map
+
+        raw = self.raw
+        drawn = next((name for name in table.names if name in ("importance", "sensitivity", "effect")), None)
+        picture = heat_map(table, drawn) if draw and drawn is not None else None
+        shaped = table.sorted(raw["sort"]) if raw["sort"] else table
+        shaped = shaped.top(self.top) if self.top else shaped
+        shaped = shaped.select(self.shown) if self.shown else shaped
+        talk.notes(table)
+        emit(shaped, format=raw["format"], output=raw["output"], force=raw["force"])
+        if picture is not None and drawn is not None:
+            talk.heat_map(picture, drawn, table=self._shows_table())
+        if raw["plot"] is not None:
+            self._plot(table, picture, drawn)
+
+    def _shows_table(self) -> bool:
+        import sys
+
+        return self.raw["output"] is None and choose_format(self.raw["format"], None, sys.stdout.isatty()) == "table"
+
+    def _plot(self, table: Table, picture: dict[str, list[list[float]]] | None, drawn: str | None) -> None:
+        from headscope.reports._plot import heatmap
+
+        if picture is None or drawn is None:
+            raise UsageError("--plot needs a measure that gives each head a score", hint="--measures importance")
+        unit = next(column.unit for column in table.columns if column.name == drawn)
+        heatmap(picture, title=drawn, unit=unit, path=self.raw["plot"], force=self.raw["force"])
+
+
+def settings(raw: dict[str, Any]) -> Settings:
+    """The checked form of a command's options.
+
+    Raises:
+        UsageError: one cannot be meant that way.
+    """
+    opt.one_of("--dtype", raw["dtype"], _DTYPES)
+    opt.one_of("--format", raw["format"], ("auto", *FORMATS))
+    opt.one_of("--on-long", raw["on_long"], opt.ON_LONG)
+    tasks = ["auto", *registry.names("tasks")]
+    if raw["task"] not in tasks:
+        raise UsageError(f"--task {raw['task']}: no such task", hint=nearest(raw["task"], tasks))
+    if raw["seed"] < 0:
+        raise UsageError(f"--seed {raw['seed']}: expected 0 or more")
+    columns = {role: raw[f"{role}_column"] for role in _ROLES if raw[f"{role}_column"] is not None}
+    _data_only(raw, columns)
+    return Settings(
+        model=raw["model"],
+        data=raw["data"],
+        revision=raw["revision"],
+        columns=columns,
+        limit=opt.positive("--limit", raw["limit"], word="all"),
+        max_length=opt.positive("--max-length", raw["max_length"]),
+        on_long=raw["on_long"],
+        batch_size=opt.positive("--batch-size", raw["batch_size"], word="auto"),
+        draws=opt.positive("--draws", raw["draws"]) or 1,
+        top=opt.positive("--top", raw["top"]),
+        shown=opt.listed(raw["columns"]),
+        raw=raw,
+    )
+
+
+def _data_only(raw: dict[str, Any], columns: dict[str, str]) -> None:
+    """Options about data are a mistake without data."""
+    if raw["data"] is not None:
+        return
+    given = [f"--{role}-column" for role in columns]
+    given += [f"--{name.replace('_', '-')}" for name in ("config", "split", "max_length", "on_long") if raw[name]]
+    if given:
+        raise UsageError(f"{given[0]} is about data, and there is none", hint="give --data FILE")

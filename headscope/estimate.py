@@ -1,0 +1,72 @@
+"""A dry run of `inspect`: what would be done, in how much memory and about how long; the data is read, not run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from headscope.columns import Column
+from headscope.inspection import notes
+from headscope.scores import Need
+from headscope.study import Scores, Study, StudyOptions, batches, load_scores
+from headscope.tables import Cell, Table
+
+ESTIMATE_COLUMNS = (
+    Column("item", "name", "what is estimated or would be done"),
+    Column("value", "", "its value", untrusted=True),
+    Column("unit", "name", "the value's unit"),
+)
+_BENCH = 512
+
+
+def estimate(model: str, data: str | None, options: StudyOptions, measures: Sequence[str] | None) -> Table:
+    """The work of `inspect` in numbers: heads, examples, tokens, passes, seconds and bytes.
+
+    Seconds come from parameters x tokens x passes and the speed of a matrix product on the device, so they are a guess
+    that leaves out attention maps and start-up; bytes are the weights and the activations of the largest batch.
+    """
+    study = Study.open(model, data, options)
+    names = tuple(study.default_measures() if measures is None else measures)
+    needs = {need for score in load_scores(names).values() for need in score.needs}
+    passes = 0.0
+    if study.examples is not None and needs - {Need.WEIGHTS}:
+        passes = 1.0 + (Need.GRADIENT in needs) + (options.draws if Need.SAMPLED in needs else 0)
+    cut = batches(study) if study.examples is not None else []
+    tokens = sum(sum(batch.lengths) for batch in cut)
+    parameters = sum(parameter.numel() for parameter in study.loaded.model.parameters())
+    widest = max((max(batch.lengths) * len(batch) for batch in cut), default=0)
+    weights = parameters * study.loaded.model.dtype.itemsize
+    rows: list[tuple[str, Cell, str]] = [
+        ("measures", ",".join(names), ""),
+        ("heads", sum(site.n_heads for site in study.sites), "count"),
+        ("sites", len(study.sites), "count"),
+        ("examples", len(study.examples or ()), "count"),
+        ("batches", len(cut), "count"),
+        ("tokens", tokens, "count"),
+        ("passes", passes, "forward passes"),
+        ("seconds", 2.0 * parameters * tokens * passes / _speed(study.loaded.model.device), "s"),
+        ("peak_bytes", weights + widest * _width(study), "bytes"),
+    ]
+    cells: tuple[dict[str, Cell], ...] = tuple(
+        {"item": item, "value": value, "unit": unit} for item, value, unit in rows
+    )
+    return Table("estimate", ESTIMATE_COLUMNS, cells, "", study.provenance(), notes(study, Scores(names, {})))
+
+
+def _width(study: Study) -> int:
+    """Bytes of activations that one token keeps alive until the backward pass: about 20 streams a layer."""
+    site = max(study.sites, key=lambda site: site.d_model)
+    return 20 * site.d_model * len(study.sites) * study.loaded.model.dtype.itemsize
+
+
+def _speed(device: torch.device) -> float:
+    """Floating-point operations a second of a matrix product."""
+    matrix = torch.ones(_BENCH, _BENCH, device=device)
+    matrix @ matrix
+    start = time.perf_counter()
+    for _ in range(4):
+        result = matrix @ matrix
+    float(result[0, 0])  # waits for the device
+    return 4 * 2 * _BENCH**3 / max(time.perf_counter() - start, 1e-9)
