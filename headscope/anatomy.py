@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from headscope.geometry import Geometry, attention_kind, context_numbers, geometry, head_numbers
 from headscope.heads import AttentionKind, ParameterSlice, Role, Site, SiteId
 from headscope.inputs import BATCH
 from headscope.ownership import Touch, depends, fed_by, touched_by_each, touches
@@ -33,17 +34,6 @@ class Anatomy:
         return replace(self.template, id=label, module=path, shared_with=shared_with, call=call)
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """The geometry of one call; `batch` counts sequences (windows count as such)."""
-
-    n_heads: int
-    n_kv_heads: int
-    d_head: int
-    d_value: int
-    batch: int
-
-
 def dissect(
     model: nn.Module,
     path: str,
@@ -61,11 +51,11 @@ def dissect(
     output = next(((module, tensor) for module, tensor in later if depends(tensor, leaf)), None)
     if output is None:
         return "no output projection follows it"
-    shape = _shape(call, output[1])
+    shape = geometry(call, output[1])
     if isinstance(shape, str):
         return shape
     paths = {id(module): name for name, module in reversed(list(model.named_modules()))}
-    kind = _kind(call, shape, path)
+    kind = attention_kind(call, shape, path)
     reader = _Reader(model, path, call, shape, paths)
     signature = (*reader.signature(), shape, kind, _relative(paths[id(output[0])], path))
     if signature not in known:
@@ -73,70 +63,12 @@ def dissect(
     return _moved(known[signature], path, paths[id(output[0])])
 
 
-def _shape(call: AttentionCall, projected: Tensor) -> _Shape | str:
-    query, key, value = call.query, call.key, call.value
-    if call.on_interface:
-        assert query is not None and key is not None and value is not None
-        if query.dim() != 4:
-            return f"its query has {query.dim()} axes, not 4"
-        return _Shape(query.shape[1], key.shape[1], query.shape[-1], value.shape[-1], query.shape[0])
-    batch = projected.shape[0]
-    reference = call.probabilities if call.probabilities is not None else call.context
-    n_heads = reference.shape[1] if reference.dim() == 4 else reference.shape[0] // batch
-    if n_heads < 1 or _head_numbers(call.context, n_heads) is None:
-        return f"its context {tuple(call.context.shape)} shows no head axis"
-    n_kv_heads = key.shape[1] if key is not None and key.dim() == 4 and n_heads % key.shape[1] == 0 else n_heads
-    d_head = call.context.shape[-1] if query is None else query.shape[-1]
-    return _Shape(n_heads, n_kv_heads, d_head, call.context.shape[-1], batch)
-
-
-def _head_numbers(tensor: Tensor, n_heads: int) -> Tensor | None:
-    """The head number of each element, broadcastable to `tensor`; None where no axis holds the heads."""
-    numbers = torch.arange(n_heads, device=tensor.device)
-    if tensor.dim() == 3 and tensor.shape[0] % n_heads == 0:  # [batch*head position width]
-        return numbers.repeat(tensor.shape[0] // n_heads)[:, None, None]
-    if tensor.dim() != 4:
-        return None
-    axis = next((axis for axis in (1, 2) if tensor.shape[axis] == n_heads), None)
-    return None if axis is None else numbers.view([-1 if dim == axis else 1 for dim in range(4)])
-
-
-def _context_numbers(call: AttentionCall, shape: _Shape) -> Tensor:
-    context = call.context
-    if call.on_interface and context.dim() == 4:  # [batch query head width], as the interface returns it
-        axis = 2 if context.shape[2] == shape.n_heads else 1
-        numbers = torch.arange(shape.n_heads, device=context.device)
-        return numbers.view([-1 if dim == axis else 1 for dim in range(4)])
-    numbers = _head_numbers(context, shape.n_heads)
-    assert numbers is not None
-    return numbers
-
-
-def _kind(call: AttentionCall, shape: _Shape, path: str) -> AttentionKind:
-    probabilities, query, key, value = call.probabilities, call.query, call.key, call.value
-    if getattr(call.module, "is_cross_attention", False):
-        return AttentionKind.CROSS
-    if probabilities is not None:
-        n_queries, n_keys = probabilities.shape[-2:]
-        if n_queries != n_keys:
-            return AttentionKind.CROSS
-        ahead = torch.ones(n_queries, n_keys, dtype=torch.bool, device=probabilities.device).triu(1)
-        return AttentionKind.SELF if bool((probabilities[..., ahead] != 0).any()) else AttentionKind.CAUSAL
-    assert query is not None and key is not None and value is not None
-    if query.shape[-2] != key.shape[-2]:
-        return AttentionKind.CROSS
-    positions = 1 if call.on_interface and call.context.shape[2] == shape.n_heads else call.context.dim() - 2
-    (gradient,) = torch.autograd.grad(
-        call.context.select(positions, 0).sum(), value, retain_graph=True, allow_unused=True
-    )
-    looks_ahead = gradient is None or bool((gradient.narrow(-2, 1, gradient.shape[-2] - 1) != 0).any())
-    return AttentionKind.SELF if looks_ahead else AttentionKind.CAUSAL
-
-
 class _Reader:
     """Reads the parameter slices of one attention module."""
 
-    def __init__(self, model: nn.Module, path: str, call: AttentionCall, shape: _Shape, paths: dict[int, str]) -> None:
+    def __init__(
+        self, model: nn.Module, path: str, call: AttentionCall, shape: Geometry, paths: dict[int, str]
+    ) -> None:
         self.model, self.path, self.call, self.shape, self.paths = model, path, call, shape, paths
         self.n_kv_heads = shape.n_kv_heads
         self.slices: list[ParameterSlice] = []
@@ -157,7 +89,7 @@ class _Reader:
     def read(self, leaf: Tensor, output: nn.Module, projected: Tensor, *, kind: AttentionKind) -> Site:
         """The site, without a label."""
         shape = self.shape
-        numbers = _context_numbers(self.call, shape)
+        numbers = context_numbers(self.call, shape)
         axis = 1 if isinstance(output, (nn.Conv1d, nn.Conv2d)) else projected.dim() - 1
         fed = fed_by(projected, leaf, numbers, shape.n_heads, axis=axis)
         channels = fed.owners()
@@ -210,7 +142,7 @@ class _Reader:
     def _inputs(self) -> None:
         for role, tensor in zip(_INPUTS, (self.call.query, self.call.key, self.call.value), strict=True):
             n_heads = self.shape.n_heads if role is Role.QUERY else self.shape.n_kv_heads
-            numbers = None if tensor is None else _head_numbers(tensor, n_heads)
+            numbers = None if tensor is None else head_numbers(tensor, n_heads)
             if tensor is None or numbers is None:
                 continue
             found = touches(tensor, numbers, n_heads, [parameter for _, _, parameter in self.parameters])

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from headscope.heads import Site, SiteId
+from headscope.shapes import Float
 from headscope.taps import AttentionCall, InterfaceTap
 
 Edit = Callable[[Site, Tensor], Tensor | None]
@@ -28,9 +29,9 @@ class Record:
     """What one batch showed at one site; hooks fill it in place."""
 
     site: Site
-    output: Tensor | None = None
+    output: Float[Tensor, "batch token head d_value"] | None = None
     """Head outputs z, `[batch token head d_value]`, detached."""
-    gate_gradient: Tensor | None = None
+    gate_gradient: Float[Tensor, "batch token head"] | None = None
     """⟨z, ∂L/∂z⟩ of the last backward pass, `[batch token head]`, float32 or wider; L is a sum over examples."""
 
 
@@ -49,10 +50,11 @@ def watch(model: nn.Module, sites: Sequence[Site], *, gradients: bool = True) ->
     Parameters need no gradient: the first site starts the graph, nothing below it is recorded.
     """
     seen = Watch(records={site.id: Record(site) for site in sites})
+    layouts = {site.id: Layout(site) for site in sites}
 
     def look(site: Site, raw: Tensor) -> None:
         record = seen.records[site.id]
-        values = heads_of(site, raw.detach(), seen.batch)
+        values = layouts[site.id].heads(raw.detach(), seen.batch)
         record.output, record.gate_gradient = values, None
         if not gradients or not torch.is_grad_enabled():
             return
@@ -61,7 +63,7 @@ def watch(model: nn.Module, sites: Sequence[Site], *, gradients: bool = True) ->
 
         def back(gradient: Tensor) -> None:
             wide = torch.promote_types(values.dtype, torch.float32)
-            pulled = heads_of(site, gradient, seen.batch)
+            pulled = layouts[site.id].heads(gradient, seen.batch)
             record.gate_gradient = (values.to(wide) * pulled.to(wide)).sum(dim=-1)
 
         raw.register_hook(back)
@@ -77,11 +79,12 @@ def gate(model: nn.Module, gates: Mapping[SiteId, Tensor], sites: Sequence[Site]
     A gate is `[head]`, or `[batch 1 head 1]` for gates of each example.
     """
     gated = [site for site in sites if site.id in gates]
+    layouts = {site.id: Layout(site) for site in gated}
 
     def scale(site: Site, raw: Tensor) -> Tensor:
         values = gates[site.id].to(device=raw.device, dtype=raw.dtype)
         per_head = values if values.dim() == 1 else values[:, 0, :, 0]
-        return raw * _spread(site, per_head, raw)
+        return raw * layouts[site.id].spread(per_head, raw)
 
     with _tapped(model, gated, scale):
         yield
@@ -131,46 +134,49 @@ def _by_module(model: nn.Module, sites: Sequence[Site], attribute: str) -> dict[
     return table
 
 
-def heads_of(site: Site, raw: Tensor, batch: int) -> Tensor:
-    """The head outputs in a projection's input (or a context), as `[batch token head d_value]`.
+class Layout:
+    """Where the heads lie in the tensor that carries them, worked out once for each site."""
 
-    Channels that no head owns are left out. Windows and other sub-sequences of one example are laid end to end.
-    """
-    if site.mixes_heads:
-        heads_first = raw.dim() == 4 and raw.shape[1] == site.n_heads and raw.shape[2] != site.n_heads
-        values = raw.transpose(1, 2) if heads_first else raw
-        return values.reshape(batch, -1, site.n_heads, site.d_value)
-    values = raw.movedim(site.channel_axis, -1)
-    if site.batch_axis:
-        values = values.movedim(site.batch_axis, 0)
-    values = values.reshape(batch, -1, values.shape[-1])
-    order = _channel_order(site)
-    if order != list(range(values.shape[-1])):
-        values = values[..., torch.tensor(order, device=raw.device)]
-    return values.reshape(*values.shape[:2], site.n_heads, -1)
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        order = sorted((c for c, head in enumerate(site.channels) if head >= 0), key=lambda c: site.channels[c])
+        self._order = None if order == list(range(len(site.channels))) else torch.tensor(order, dtype=torch.long)
+        self._owner = torch.tensor([head if head >= 0 else site.n_heads for head in site.channels], dtype=torch.long)
 
+    def heads(self, raw: Float[Tensor, "..."], batch: int) -> Float[Tensor, "batch token head d_value"]:
+        """The head outputs in a projection's input, or in a context.
 
-def _channel_order(site: Site) -> list[int]:
-    """The owned channels, head by head."""
-    owned = [channel for channel, head in enumerate(site.channels) if head >= 0]
-    return sorted(owned, key=lambda channel: site.channels[channel])
+        Channels that no head owns are left out. Windows and other sub-sequences of one example are laid end to end.
+        """
+        site = self.site
+        if site.mixes_heads:
+            values = raw.transpose(1, 2) if self._context_axis(raw) == 1 else raw
+            return values.reshape(batch, -1, site.n_heads, site.d_value)
+        values = raw.movedim(site.channel_axis, -1)
+        if site.batch_axis:
+            values = values.movedim(site.batch_axis, 0)
+        values = values.reshape(batch, -1, values.shape[-1])
+        if self._order is not None:
+            values = values[..., self._order.to(raw.device)]
+        return values.reshape(*values.shape[:2], site.n_heads, -1)
 
+    def spread(self, per_head: Tensor, raw: Tensor) -> Tensor:
+        """Gates `[head]` or `[batch head]` laid out so that they multiply the tensor that carries the heads."""
+        site = self.site
+        if site.mixes_heads:
+            axis, values = self._context_axis(raw), per_head
+        else:
+            axis = site.channel_axis % raw.dim()
+            ungated = torch.ones_like(per_head[..., :1])
+            values = torch.cat([per_head, ungated], dim=-1)[..., self._owner.to(raw.device)]
+        shape = [1] * raw.dim()
+        shape[axis] = values.shape[-1]
+        if values.dim() == 1:
+            return values.view(shape)
+        rows = raw.shape[site.batch_axis] // values.shape[0]  # windows of one example lie side by side
+        shape[site.batch_axis] = raw.shape[site.batch_axis]
+        return values.repeat_interleave(rows, dim=0).view(shape)
 
-def _spread(site: Site, per_head: Tensor, raw: Tensor) -> Tensor:
-    """Gates `[head]` or `[batch head]` laid out so that they multiply the tensor that carries the heads."""
-    if site.mixes_heads:
-        axis = 1 if raw.shape[1] == site.n_heads and raw.shape[2] != site.n_heads else 2
-        values = per_head
-    else:
-        axis = site.channel_axis % raw.dim()
-        owner = torch.tensor(site.channels, device=raw.device)
-        ones = torch.ones_like(per_head[..., :1])
-        values = torch.cat([per_head, ones], dim=-1)[..., torch.where(owner < 0, site.n_heads, owner)]
-    shape = [1] * raw.dim()
-    shape[axis] = values.shape[-1]
-    if values.dim() == 1:
-        return values.view(shape)
-    batch_axis = site.batch_axis
-    rows = raw.shape[batch_axis] // values.shape[0]  # windows of one example lie side by side
-    shape[batch_axis] = raw.shape[batch_axis]
-    return values.repeat_interleave(rows, dim=0).view(shape)
+    def _context_axis(self, raw: Tensor) -> int:
+        """The axis of heads in a context, which attention functions return as `[batch query head width]`."""
+        return 1 if raw.shape[1] == self.site.n_heads and raw.shape[2] != self.site.n_heads else 2

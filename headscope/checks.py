@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from headscope.columns import Column
 from headscope.discovery import find_sites
+from headscope.errors import UnsupportedModel
 from headscope.headers import TensorInfo, has_safetensors, read_headers
 from headscope.heads import ParameterSlice, Role, Site
-from headscope.location import locate
+from headscope.location import Location, locate
 from headscope.matrices import dead_heads, head_weights
 from headscope.models import LoadOptions, blank_model, load
 from headscope.provenance import Provenance
 from headscope.tables import Cell, Table
+from headscope.weights import check_files
 
 CHECK_COLUMNS = (
     Column("check", "name", "what was checked"),
     Column("site", "label", "where; empty for the whole model", untrusted=True),
-    Column("status", "name", "pass, fail, or skip where an earlier failure leaves nothing to look at"),
+    Column("status", "name", "pass, fail, or skip where there is nothing to look at, as after a failure"),
     Column("detail", "words", "what was found", untrusted=True),
 )
+_SMALL = 10**7
+"""Parameters that can always be allocated."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +48,27 @@ def check(model: str, options: LoadOptions | None = None) -> Table:
         ModelError: there is nothing that could be checked.
     """
     options = options or LoadOptions()
-    location = locate(model, revision=options.revision, code=options.trust_remote_code)
+    location = locate(
+        model, revision=options.revision, allow_pickle=options.allow_pickle, code=options.trust_remote_code
+    )
     findings: list[Finding] = []
-    if not location.gguf and has_safetensors(location.folder):
-        blank = blank_model(location, options)
-        findings += _against_files(blank, read_headers(location.folder))
+    if not location.gguf:
+        check_files(location, allow_pickle=options.allow_pickle)
+        if has_safetensors(location.folder):
+            findings += _against_files(location, options)
+    notes = location.notes
     if any(finding.status == "fail" for finding in findings):
         findings.append(Finding("weights", "", "skip", "the model cannot be loaded before its shapes are mended"))
     else:
-        tolerant = replace(options, tolerate_non_finite=True)
-        loaded = load(model, tolerant)
+        loaded = load(model, replace(options, tolerate_non_finite=True))
         findings += _finite(loaded.non_finite)
         _replace_non_finite(loaded.model, loaded.non_finite)
-        for site in find_sites(loaded.model).sites:
+        discovery = find_sites(loaded.model)
+        for site in discovery.sites:
             findings += _of_site(loaded.model, site)
+        notes = (*loaded.notes, *(f"not checked: {problem}" for problem in discovery.problems))
     rows: list[dict[str, Cell]] = [dict(vars(finding)) for finding in findings]
-    return Table("check", CHECK_COLUMNS, tuple(rows), "", Provenance(model=model, revision=location.revision))
+    return Table("check", CHECK_COLUMNS, tuple(rows), "", Provenance(model=model, revision=location.revision), notes)
 
 
 def failures(table: Table) -> int:
@@ -67,16 +76,16 @@ def failures(table: Table) -> int:
     return sum(row["status"] == "fail" for row in table.rows)
 
 
-def _against_files(blank: PreTrainedModel, stored: dict[str, TensorInfo]) -> list[Finding]:
+def _against_files(location: Location, options: LoadOptions) -> list[Finding]:
     """Shapes that config.json asks for against those in the weights, attributed to sites and roles."""
+    blank, stored = blank_model(location, options), read_headers(location.folder)
     expected = {name: tuple(tensor.shape) for name, tensor in blank.state_dict().items()}
-    prefix = f"{blank.base_model_prefix}."
-    known = {name: info.shape for name, info in stored.items()}
-    known |= {prefix + name: shape for name, shape in list(known.items()) if prefix + name in expected}
+    known = _by_name_in_model(stored, expected, f"{blank.base_model_prefix}.")
     wrong = [name for name in expected if name in known and known[name] != expected[name]]
     if not wrong:
-        return [Finding("config", "", "pass", f"{len(stored)} stored tensors fit config.json")]
-    owners = {piece.path: (site, piece) for site in find_sites(blank).sites for piece in site.slices}
+        compared = f"{len(known)} of " if len(known) < len(stored) else ""
+        return [Finding("config", "", "pass", f"{compared}{len(stored)} stored tensors fit config.json")]
+    owners = _owners(location, options, sum(map(prod, expected.values())), sum(map(prod, known.values())))
     found: list[Finding] = []
     for name in wrong:
         where, what = str(list(known[name])), str(list(expected[name]))
@@ -86,6 +95,32 @@ def _against_files(blank: PreTrainedModel, stored: dict[str, TensorInfo]) -> lis
             site, kind = str(owner.id), _which(piece, known[name], expected[name])
         found.append(Finding(kind, site, "fail", f"{name} is stored as {where}, config.json asks for {what}"))
     return found
+
+
+def _by_name_in_model(
+    stored: Mapping[str, TensorInfo], expected: Mapping[str, tuple[int, ...]], prefix: str
+) -> dict[str, tuple[int, ...]]:
+    """Stored shapes under the names that the model has for them: with or without the prefix of its body."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, info in stored.items():
+        for candidate in (name, prefix + name, name.removeprefix(prefix)):
+            if candidate in expected:
+                found.setdefault(candidate, info.shape)
+                break
+    return found
+
+
+def _owners(
+    location: Location, options: LoadOptions, wanted: int, stored: int
+) -> dict[str, tuple[Site, ParameterSlice]]:
+    """The site and slice of each parameter; empty where config.json asks for far more numbers than are stored."""
+    if wanted > 4 * stored + _SMALL:
+        return {}
+    try:
+        sites = find_sites(blank_model(location, options, device="cpu")).sites
+    except (UnsupportedModel, RuntimeError):  # a model of such a shape need not run
+        return {}
+    return {piece.path: (site, piece) for site in sites for piece in site.slices}
 
 
 def _which(piece: ParameterSlice, stored: tuple[int, ...], expected: tuple[int, ...]) -> str:
@@ -174,6 +209,8 @@ def _input_width(model: nn.Module, site: Site) -> int | None:
 
 def _equal_heads(model: nn.Module, site: Site, where: str) -> Finding:
     """No two heads compute the same from equal query, key and value slices (all-zero heads are dead, not equal)."""
+    if site.coupled and all(len(_shape(model, piece)) == 1 for piece in site.slices_of(Role.QUERY)):
+        return Finding("equal_heads", where, "skip", "coupled heads have no query matrices of their own to compare")
     fingerprints: dict[bytes, list[int]] = {}
     for head in range(site.n_heads):
         parts = [
@@ -188,6 +225,10 @@ def _equal_heads(model: nn.Module, site: Site, where: str) -> Finding:
         detail = "heads with equal query, key and value weights: " + "; ".join(_listing(heads) for heads in equal)
         return Finding("equal_heads", where, "fail", detail)
     return Finding("equal_heads", where, "pass", "no two heads have equal weights")
+
+
+def _shape(model: nn.Module, piece: ParameterSlice) -> torch.Size:
+    return getattr(model.get_submodule(piece.module), piece.name).shape
 
 
 def _slice(model: nn.Module, piece: ParameterSlice, owner: int) -> Tensor:

@@ -14,3 +14,5 @@ class Column:
     meaning: str
     source: str = ""
     untrusted: bool = False
+    labels: tuple[str, ...] = ()
+    """Names that the column's whole numbers stand for, where it holds names."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy
 
 from headscope.errors import DataError, ModelError, UsageError
-from headscope.examples import IGNORED, Example, Examples
+from headscope.examples import Example, Examples
 from headscope.fields import find_column, pixel_columns
 from headscope.models import LoadedModel
-from headscope.sources import Rows, read
+from headscope.rows import Rows
+from headscope.sources import read
 from headscope.tasks import Encoder
 
 
@@ -41,12 +43,16 @@ def load_examples(data: str, loaded: LoadedModel, options: DataOptions) -> Examp
         DataError: the data cannot be read, or a row does not fit the task.
         UsageError: a column is missing or ambiguous.
     """
+    if options.limit is not None and options.limit < 1:
+        raise UsageError(f"--limit {options.limit}: expected 1 or more, or all")
     rows = read(data, config=options.config, split=options.split, encoding=options.encoding, skip_bad=options.skip_bad)
     encoder = _encoder(rows, loaded, options)
     items, skipped, bad = _encode(rows, loaded, encoder, options)
     if not items:
         raise DataError(f"no labelled token in {rows.name}" if skipped else f"no examples in {rows.name}")
     notes = list(rows.notes)
+    if options.limit not in (None, DataOptions.limit) and len(items) < options.limit:
+        notes.append(f"--limit {options.limit} is more than there are: all {len(items)} examples are used")
     truncated = sum(example.truncated for example in items)
     if truncated:
         notes.append(f"{truncated} of {len(items)} examples were longer than {encoder.max_length} tokens and cut")
@@ -124,7 +130,7 @@ def _encode(rows: Rows, loaded: LoadedModel, encoder: Encoder, options: DataOpti
             bad += 1
             continue
         number += len(found)
-        usable = [example for example in found if any(target != IGNORED for target in example.targets)]
+        usable = [example for example in found if example.usable]
         skipped += len(found) - len(usable)
         items += usable
     return items[: options.limit], skipped, bad
@@ -143,27 +149,31 @@ def _max_length(loaded: LoadedModel, options: DataOptions) -> int:
     limit = loaded.max_length()
     if options.max_length is None:
         return limit or 512
+    if options.max_length < 1:
+        raise UsageError(f"--max-length {options.max_length}: expected 1 or more")
     if limit is not None and options.max_length > limit:
         raise UsageError(f"--max-length {options.max_length} is more than this model's limit of {limit} tokens")
     return options.max_length
 
 
 def _pads(loaded: LoadedModel, items: list[Example]) -> tuple[dict[str, int], tuple[str, ...]]:
-    """What pads each input; a model without a pad token gets a stand-in that occurs in no example."""
+    """What pads each input; a model without a usable pad token gets a stand-in that occurs in no example."""
     if "input_ids" not in items[0].inputs:
         return {}, ()
-    config = loaded.model.config
-    pad = config.get_text_config().pad_token_id
-    if pad is None:
-        pad = getattr(loaded.tokenizer(), "pad_token_id", None)
+    config = loaded.model.config.get_text_config()
+    by_pad = loaded.task.mapping == "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"
+    known = range(int(config.vocab_size))
+    if config.pad_token_id in known:
+        return {"input_ids": config.pad_token_id}, ()
+    used = {token for example in items for token in example.inputs["input_ids"]}
+    pad: Any = getattr(loaded.tokenizer(), "pad_token_id", None)
     note: tuple[str, ...] = ()
-    if pad is None:
-        used = {token for example in items for token in example.inputs["input_ids"]}
-        size = int(config.get_text_config().vocab_size)
-        pad = next((token for token in range(size - 1, -1, -1) if token not in used), None)
-        if pad is None:
-            raise ModelError("this model has no pad token and the data uses every token", hint="use --batch-size 1")
-        note = (f"the model has no pad token: token {pad}, which the data does not use, stands in for it",)
-    if config.get_text_config().pad_token_id is None:
-        config.get_text_config().pad_token_id = pad  # classifiers of decoders find a text's last token by it
+    if pad not in known or pad in used:
+        free = [token for token in known if token not in used]
+        if by_pad and not free:
+            raise ModelError("this model has no pad token and the data uses every token", hint="give it a pad token")
+        pad = free[-1] if free else 0  # the attention mask hides it in any case
+        note = (f"the model has no pad token: token {pad} stands in for it",)
+    if by_pad:
+        config.pad_token_id = pad  # classifiers of decoders find a text's last token by it
     return {"input_ids": pad}, note

@@ -99,7 +99,7 @@ def find_sites(model: PreTrainedModel, inputs: dict[str, Any] | None = None) -> 
     Raises:
         UnsupportedModel: no attention module was reached.
     """
-    with evaluating(model), differentiable(model):
+    with torch.inference_mode(False), torch.enable_grad(), evaluating(model), differentiable(model):
         probe = _run(model, probe_inputs(model) if inputs is None else inputs)
         found, problems = _dissect(model, probe)
     if not found:
@@ -142,7 +142,6 @@ def _run(model: PreTrainedModel, inputs: dict[str, Any]) -> _Probe:
     with contextlib.ExitStack() as stack:
         modules = stack.enter_context(ModuleStack(model, probe.enter))
         interface = stack.enter_context(InterfaceTap(probe.attend))
-        stack.enter_context(torch.enable_grad())
         stack.enter_context(FunctionTap(modules, interface, probe.attend))
         model(**inputs)
     return probe

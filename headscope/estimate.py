@@ -64,7 +64,7 @@ def _width(study: Study) -> int:
 def _speed(device: torch.device) -> float:
     """Floating-point operations a second of a matrix product."""
     matrix = torch.ones(_BENCH, _BENCH, device=device)
-    matrix @ matrix
+    result = matrix @ matrix  # the first one is slower
     start = time.perf_counter()
     for _ in range(4):
         result = matrix @ matrix

@@ -28,6 +28,11 @@ class Example:
     labelled: bool = True
     truncated: bool = False
 
+    @property
+    def usable(self) -> bool:
+        """Whether anything is predicted."""
+        return any(isinstance(target, float) or target != IGNORED for target in self.targets)
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -43,9 +48,14 @@ class Batch:
         return len(self.numbers)
 
     @property
+    def predicted(self) -> Tensor:
+        """Which positions are predicted, `[example position]`; targets that are numbers always are, even -100."""
+        return (self.targets != IGNORED) | self.targets.is_floating_point()
+
+    @property
     def positions(self) -> Tensor:
         """Predicted positions of each example, `[example]`."""
-        return (self.targets != IGNORED).sum(dim=1)
+        return self.predicted.sum(dim=1)
 
     def halves(self) -> tuple[Batch, Batch]:
         """The first and the second half of the examples."""
@@ -62,7 +72,8 @@ class Batch:
             name: value.to(device, dtype) if value.is_floating_point() else value.to(device)
             for name, value in self.inputs.items()
         }
-        return Batch(inputs, self.targets.to(device), self.numbers, self.lengths, self.labelled)
+        targets = self.targets.float() if device.type == "mps" and self.targets.is_floating_point() else self.targets
+        return Batch(inputs, targets.to(device), self.numbers, self.lengths, self.labelled)
 
 
 @dataclass(frozen=True)
@@ -117,7 +128,8 @@ def _stack(values: Sequence[Any], pad: int) -> Tensor:
     if isinstance(values[0], Tensor):
         return torch.stack(list(values))
     longest = max(len(value) for value in values)
-    return torch.tensor([_padded(value, longest, pad) for value in values])
+    rows = [_padded(value, longest, pad) for value in values]
+    return torch.tensor(rows, dtype=torch.float64 if any(isinstance(one, float) for one in rows[0]) else torch.long)
 
 
 def _padded(value: Iterable[Any], length: int, pad: int) -> list[Any]:

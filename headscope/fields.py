@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from headscope.errors import UsageError, nearest
+from headscope.rows import Rows
 from headscope.unpack import printable
-
-if TYPE_CHECKING:
-    from headscope.sources import Rows
 
 TEXT = (
     *("text", "sentence", "review", "source", "content", "document", "premise", "question1", "sentence1", "text1"),

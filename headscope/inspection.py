@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from headscope.columns import Column
@@ -12,8 +13,6 @@ from headscope.provenance import Provenance
 from headscope.tables import Cell, Table
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from headscope.study import Scores, Study
 
 HEAD_COLUMNS = (
@@ -81,6 +80,7 @@ def head_table(study: Study, scores: Scores) -> Table:
     """One row per head: where it is, what it has, and every column of the measures."""
     from headscope.matrices import dead_heads, parameters_per_head
 
+    columns = score_columns(scores)
     rows: list[dict[str, Cell]] = []
     for site in study.sites:
         parameters = parameters_per_head(study.loaded.model, site)
@@ -97,11 +97,11 @@ def head_table(study: Study, scores: Scores) -> Table:
                 "parameters": parameters[head.index],
                 "flags": ";".join(_flags(site, dead[head.index])),
             }
-            row |= {name: _number(values[site.id], head.index) for name, values in scores.values.items()}
+            row |= {column.name: _cell(column, scores, site.id, head.index) for column in columns}
             rows.append(row)
     return Table(
         "inspect",
-        (*HEAD_COLUMNS, *score_columns(scores)),
+        (*HEAD_COLUMNS, *columns),
         tuple(rows),
         "head",
         study.provenance(),
@@ -132,20 +132,24 @@ def _flags(site: Site, dead: bool) -> Iterable[str]:
         yield "mixed"
 
 
-def _number(values: Tensor, head: int) -> float:
-    return float(values[head])
+def _cell(column: Column, scores: Scores, site: SiteId, head: int) -> Cell:
+    """A measure of one head; a name where the column holds names."""
+    value = float(scores.values[column.name][site][head])
+    if not isfinite(value):
+        return None
+    return column.labels[int(value)] if column.labels else value
 
 
 def layer_table(study: Study, scores: Scores, tokens: int) -> Table:
     """One row per site: sums of parameters and costs, and means of the measures over its heads.
 
-    Standard errors are left out: their mean is the error of nothing.
+    Standard errors and names are left out: they have no mean.
     """
     from headscope.matrices import site_shape
 
     shapes = [site_shape(study.loaded.model, site) for site in study.sites]
     table = outline_layers(shapes, tokens, study.loaded.value_bytes, study.provenance())
-    kept = [column for column in score_columns(scores) if not column.name.endswith("_se")]
+    kept = [column for column in score_columns(scores) if not column.name.endswith("_se") and not column.labels]
     rows = tuple(
         row | {column.name: float(scores.values[column.name][site.id].mean()) for column in kept}
         for row, site in zip(table.rows, study.sites, strict=True)
@@ -180,8 +184,9 @@ def model_table(study: Study, tokens: int) -> Table:
     model = study.loaded.model
     shapes = [site_shape(model, site) for site in study.sites]
     total = sum(parameter.numel() for parameter in model.parameters())
+    architecture = str((model.config.architectures or [type(model).__name__])[0])
     table = outline_model(
-        shapes, tokens, study.loaded.value_bytes, study.provenance(), architecture=type(model).__name__, total=total
+        shapes, tokens, study.loaded.value_bytes, study.provenance(), architecture=architecture, total=total
     )
     found = (*study.loaded.notes, *(f"not analysed: {problem}" for problem in study.discovery.problems))
     return Table("inspect", table.columns, table.rows, table.key, table.provenance, found)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from headscope.errors import ModelError, UsageError, nearest
+from headscope.errors import ModelError, UsageError
+from headscope.headers import has_safetensors
 
 _PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
@@ -26,7 +28,7 @@ class Location:
     def digest(self) -> str:
         """SHA-256 over the names and bytes of the weights; empty for more than 2 GiB, where the revision must do."""
         suffixes = (".gguf",) if self.gguf else (".safetensors", ".bin")
-        files = sorted(file for file in self.folder.iterdir() if file.suffix in suffixes)
+        files = sorted(file for file in self.folder.iterdir() if file.suffix in suffixes and file.is_file())
         files = [self.folder / self.gguf] if self.gguf else files
         if sum(file.stat().st_size for file in files) > 2 * 1024**3:
             return ""
@@ -46,19 +48,24 @@ def locate(name: str, *, revision: str | None = None, allow_pickle: bool = False
         ModelError: there is no such folder or repository, or it cannot be reached.
     """
     path = Path(name).expanduser()
+    if not name.strip():
+        raise UsageError(f"{name!r} is no model", hint="give a folder, or a Hub id of the form owner/name")
     try:
+        if path.is_symlink() and not path.exists():
+            raise ModelError(f"{name} is a link that leads nowhere")
         if path.is_file() and path.suffix == ".gguf":
             return Location(name, path.parent, gguf=path.name)
         if path.is_dir():
-            next(iter(os.scandir(path)), None)
+            with os.scandir(path) as entries:
+                next(entries, None)  # may it be read?
             return Location(name, path, notes=_ignored_pickles(path))
         if path.is_file():
             raise ModelError(f"{name} is a file; a model is a folder with config.json, or a .gguf file")
     except OSError as error:
         raise ModelError(f"{name}: {error.strerror or error}") from None
-    if not name.strip() or name.startswith((".", "/", "~", "-")) or name.count("/") > 1 or name.endswith(".gguf"):
-        if name.strip() and (name.startswith((".", "/", "~")) or name.endswith(".gguf")):
-            raise ModelError(f"no such model folder: {name}", hint=_sibling(path))
+    if name.startswith((".", "/", "~", "-")) or name.count("/") > 1 or name.endswith(".gguf"):
+        if name.startswith((".", "/", "~")) or name.endswith(".gguf"):
+            raise ModelError(f"no such model: {name}", hint=_sibling(path))
         raise UsageError(f"{name!r} is no model", hint="give a folder, or a Hub id of the form owner/name")
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name):
         raise UsageError(f"{name!r} is no Hub id and no folder", hint="a Hub id has the form owner/name")
@@ -70,17 +77,20 @@ def locate(name: str, *, revision: str | None = None, allow_pickle: bool = False
 def _ignored_pickles(folder: Path) -> tuple[str, ...]:
     """A note where a pickle lies beside the safetensors that are used instead."""
     pickles = sorted(file.name for file in folder.glob("pytorch_model*.bin"))
-    if pickles and any(folder.glob("*.safetensors")):
+    if pickles and has_safetensors(folder):
         return (f"{pickles[0]} is ignored: the safetensors beside it are used",)
     return ()
 
 
 def _sibling(path: Path) -> str | None:
+    """A hint that names the most alike folder or GGUF file beside it."""
     try:
-        names = [entry.name for entry in os.scandir(path.parent) if entry.is_dir() and not entry.name.startswith(".")]
+        with os.scandir(path.parent) as entries:
+            names = [entry.name for entry in entries if entry.is_dir() or entry.name.endswith(".gguf")]
     except OSError:
         return None
-    return nearest(path.name, sorted(names)[:20])
+    close = difflib.get_close_matches(path.name, sorted(names), n=1)
+    return f"did you mean {str(path.with_name(close[0]))!r}?" if close else None
 
 
 def _snapshot(name: str, revision: str | None, *, allow_pickle: bool, code: bool) -> Location:

@@ -10,20 +10,20 @@ from torch import Tensor, nn
 from headscope.cost import SiteShape
 from headscope.heads import AttentionKind, ParameterSlice, Role, Site
 from headscope.losses import wide
+from headscope.shapes import Float
 
 
 @dataclass(frozen=True)
 class HeadWeights:
     """The matrices of one site's query heads as stored, in float32 or wider.
 
-    `query`, `key`: `[head d_in d_head]`; `value`: `[head d_in d_value]`; `output`: `[head d_value d_model]`. Heads of
-    one group repeat their key and value. None where the model keeps no such matrix for each head.
+    Heads of one group repeat their key and value. None where the model keeps no such matrix for each head.
     """
 
-    query: Tensor | None
-    key: Tensor | None
-    value: Tensor | None
-    output: Tensor | None
+    query: Float[Tensor, "head d_in d_head"] | None
+    key: Float[Tensor, "head d_source d_head"] | None
+    value: Float[Tensor, "head d_source d_value"] | None
+    output: Float[Tensor, "head d_value d_model"] | None
 
 
 def head_weights(model: nn.Module, site: Site) -> HeadWeights:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from headscope import registry
 from headscope.devices import resolve_device, resolve_dtype
 from headscope.errors import DeviceError, ModelError, UsageError, nearest
-from headscope.headers import check_config, check_sizes, has_safetensors, read_config, read_headers, value_bytes
+from headscope.headers import has_safetensors, read_headers, value_bytes
+from headscope.jsonfiles import quote
 from headscope.location import Location, locate
+from headscope.reasons import RAISED, configuration_error, first_line, no_bars, quiet, reason
 from headscope.tasks import Task
-
-_RAISED = (OSError, ValueError, RuntimeError, KeyError, ImportError, TypeError, AttributeError, AssertionError)
-"""What transformers raises for checkpoints that it cannot load."""
+from headscope.weights import check_files, check_keys, non_finite
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,7 @@ class LoadedModel:
                 return loader.from_pretrained(
                     self.location.folder, local_files_only=True, trust_remote_code=self.trust_remote_code, **options
                 )
-        except _RAISED as error:
+        except RAISED as error:
             raise ModelError(f"{self.location.name}: its {what} cannot be loaded: {first_line(error)}") from None
 
     def max_length(self) -> int | None:
@@ -116,19 +112,12 @@ def load(name: str, options: LoadOptions) -> LoadedModel:
     )
     notes = list(location.notes)
     if not location.gguf:
-        config = read_config(location.folder)
-        check_config(config)
-        if has_safetensors(location.folder):
-            check_sizes(config, read_headers(location.folder))
-        elif not options.allow_pickle:
-            read_headers(location.folder)  # says why not
-        if config.get("pruned_heads"):
-            raise ModelError(
-                f"{location.name}: config.json has pruned_heads, which transformers 5 ignores",
-                hint="write a rectangular checkpoint with the transformers 4 that pruned it",
-            )
+        config = check_files(location, allow_pickle=options.allow_pickle)
+        if config.get("auto_map") and not options.trust_remote_code:
+            notes.append("the code that comes with the model is not run: transformers' own takes its place")
     configuration = _configuration(location, options)
-    task_name, task = choose_task(configuration, options.task)
+    wanted = "causal-lm" if location.gguf and options.task == "auto" else options.task  # GGUF names no architecture
+    task_name, task = choose_task(configuration, wanted)
     model, more = _load(location, configuration, task, options, device=device, dtype=dtype)
     bad = non_finite(model)
     if bad and not options.tolerate_non_finite:
@@ -137,6 +126,8 @@ def load(name: str, options: LoadOptions) -> LoadedModel:
             f"{location.name}: {count} values of {parameter} are NaN or infinite, so every result would be",
             hint="`headscope inspect MODEL --check` lists them all",
         )
+    if model.device.type == "cpu" and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # the grouped kernels want widths in steps of 16 bytes, no float64
     model.eval().requires_grad_(False)
     return LoadedModel(
         model, task_name, task, location, (*notes, *more), bad, trust_remote_code=options.trust_remote_code
@@ -150,14 +141,8 @@ def _configuration(location: Location, options: LoadOptions) -> PreTrainedConfig
             return AutoConfig.from_pretrained(
                 location.folder, local_files_only=True, trust_remote_code=options.trust_remote_code, **extra
             )
-    except _RAISED as error:
-        reason = first_line(error)
-        if "trust_remote_code" in str(error):
-            raise ModelError(
-                f"{location.name}: this model needs code that comes with it",
-                hint="read that code, then pass --trust-remote-code to run it",
-            ) from None
-        raise ModelError(f"{location.name}: its configuration cannot be used: {reason}") from None
+    except RAISED as error:
+        raise configuration_error(location, error) from None
 
 
 def choose_task(config: PreTrainedConfig, wanted: str) -> tuple[str, Task]:
@@ -173,8 +158,13 @@ def choose_task(config: PreTrainedConfig, wanted: str) -> tuple[str, Task]:
         return wanted, registry.load("tasks", wanted, "TASK")
     from transformers.models.auto import modeling_auto
 
-    architecture = (config.architectures or [""])[0]
-    for name, task in registry.load_all("tasks", "TASK").items():
+    architectures: Any = config.architectures or [""]
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise ModelError(f"config.json: architectures is {quote(architectures)}, expected a list of class names")
+    architecture = architectures[0]
+    tasks = registry.load_all("tasks", "TASK")
+    for name in sorted(tasks, key=lambda name: name != "seq2seq-lm"):  # BART's class also stands in the masked-lm table
+        task = tasks[name]
         if architecture in _names(getattr(modeling_auto, task.mapping)):
             if name in ("regression", "text-classification"):
                 name = "regression" if _predicts_number(config) else "text-classification"
@@ -217,69 +207,39 @@ def _load(
     else:
         arguments |= {"config": config, "use_safetensors": has_safetensors(location.folder)}
     try:
-        with quiet():
+        with quiet(), no_bars(location):
             model, info = getattr(transformers, task.auto_class).from_pretrained(location.folder, **arguments)
             if device != "balanced":
                 model = model.to(device)
     except torch.OutOfMemoryError as error:
         raise DeviceError(f"{location.name} does not fit on {device}: {first_line(error)}") from None
-    except _RAISED as error:
-        raise ModelError(f"{location.name} cannot be loaded as {task.auto_class}: {_reason(error)}") from None
+    except RAISED as error:
+        raise ModelError(f"{location.name} cannot be loaded as {task.auto_class}: {reason(error)}") from None
     if location.gguf:
         _undo_quantisation(model)
-    return model, _check_keys(location, model, info, task)
+    return model, check_keys(location, model, info, headless=task.auto_class == "AutoModel")
 
 
-def _check_keys(location: Location, model: PreTrainedModel, info: dict[str, Any], task: Task) -> list[str]:
-    """Refuse a model with made-up weights; note weights of the file that the model does not use."""
-    mismatched, missing = sorted(map(str, info["mismatched_keys"])), sorted(info["missing_keys"])
-    if mismatched:
-        raise ModelError(f"{location.name}: {mismatched[0]} has another shape than config.json says")
-    pooling = [key for key in missing if "pooler" in key] if task.auto_class == "AutoModel" else []
-    missing = [key for key in missing if key not in pooling]
-    if missing:
-        prefix = f"{model.base_model_prefix}."
-        if all(not key.startswith(prefix) for key in missing) and task.auto_class != "AutoModel":
-            raise ModelError(
-                f"{location.name}: the task head is not in this checkpoint ({missing[0]} is missing), "
-                "scores would be of a random head",
-                hint="use a fine-tuned checkpoint, or --task embedding for the model without a head",
-            )
-        raise ModelError(f"{location.name}: {missing[0]} is missing ({len(missing)} in all), it would be random")
-    unexpected = sorted(info["unexpected_keys"])
-    if not unexpected:
-        return []
-    return [f"{len(unexpected)} tensors of the checkpoint are not used by this task, such as {unexpected[0]}"]
+def blank_model(location: Location, options: LoadOptions, *, device: str = "meta") -> PreTrainedModel:
+    """The model that config.json describes, without the checkpoint's weights: for comparing shapes with the files.
 
-
-def blank_model(location: Location, options: LoadOptions) -> PreTrainedModel:
-    """The model that config.json describes, with random weights in bfloat16: for comparing shapes with the files.
+    On the meta device it takes no memory, whatever sizes config.json asks for.
 
     Raises:
         ModelError: its configuration cannot be used.
     """
     import transformers
 
-    check_config(read_config(location.folder))
-    check_sizes(read_config(location.folder), read_headers(location.folder))
     config = _configuration(location, options)
     _, task = choose_task(config, options.task)
     try:
-        with quiet():
-            return getattr(transformers, task.auto_class).from_config(config, dtype=torch.bfloat16).eval()
-    except _RAISED as error:
+        with quiet(), torch.device(device):
+            blank = getattr(transformers, task.auto_class).from_config(
+                config, dtype=torch.bfloat16, trust_remote_code=options.trust_remote_code
+            )
+            return blank.eval()
+    except RAISED as error:
         raise ModelError(f"{location.name}: config.json describes no possible model: {first_line(error)}") from None
-
-
-def non_finite(model: nn.Module) -> dict[str, int]:
-    """Parameters that hold NaN or infinity, with how many."""
-    found: dict[str, int] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and parameter.device.type != "meta":
-            count = int((~torch.isfinite(parameter)).sum())
-            if count:
-                found[name] = count
-    return found
 
 
 def _positions(model: PreTrainedModel) -> int | None:
@@ -308,29 +268,3 @@ def _undo_quantisation(model: PreTrainedModel) -> None:
     model.is_quantized = False  # type: ignore[assignment]
     if hasattr(model.config, "quantization_config"):
         delattr(model.config, "quantization_config")
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep transformers' own messages and progress bars off stderr: what matters becomes a note or an error."""
-    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its kind where it has none."""
-    lines = [line.strip() for line in str(error).strip().split("\n") if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
-
-
-def _reason(error: BaseException) -> str:
-    if "ignore_mismatched_sizes" in str(error) or "size mismatch" in str(error):
-        return "its weights have other shapes than config.json says (`headscope inspect MODEL --check` names them)"
-    return first_line(error)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from headscope.capture import Watch
 from headscope.errors import DataError
-from headscope.examples import IGNORED, Batch
+from headscope.examples import Batch
 from headscope.heads import Site, SiteId
 from headscope.inputs import probe_inputs
 from headscope.losses import Distribution, draw, losses, normals, uniforms
@@ -50,15 +50,15 @@ class Outcome:
 
 @dataclass
 class _Rows:
-    """Predicted positions as rows: their states (with the graph below), example, target, weight and noise of each draw.
+    """Predicted positions as rows: their states (with the graph below), example, target and noise of each draw.
 
-    A row's weight is one over the positions of its example: an example's loss is the mean over its positions.
+    `positions` counts those of a row's example: an example's loss is the mean over its positions.
     """
 
     states: Tensor
     example: Tensor
     targets: Tensor
-    weights: Tensor
+    positions: Tensor
     finish: Callable[[Tensor], Tensor]
     noise: list[Tensor]
 
@@ -69,9 +69,12 @@ class Objective:
     def __init__(self, model: PreTrainedModel, task: Task, sites: Sequence[Site]) -> None:
         self.model, self.task, self.sites = model, task, sites
         self.head: VocabularyHead | None = None
+        self.on_inputs: Callable[[dict[str, Any], Batch], None] | None = None
         if task.vocabulary:
             self.head = split(model, sites, probe_inputs(model))
-        self._cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+        accepted = inspect.signature(model.forward).parameters
+        self._cache = {"use_cache": False} if "use_cache" in accepted else {}
+        self._unread = {"token_type_ids"} - set(accepted)  # tokenizers may make them for models without
 
     def forward(self, batch: Batch) -> Tensor:
         """Run the model for its predictions only: outputs of the predicted positions, `[row class]`, in row order."""
@@ -82,16 +85,20 @@ class Objective:
         """Run a batch under `watch` and make the backward passes that are wanted.
 
         Raises:
-            DataError: a loss is not finite.
+            DataError: a loss or a gradient is not finite.
         """
         seen.batch = len(batch)
-        with torch.enable_grad():
+        with torch.set_grad_enabled(bool(wanted.gradient or wanted.draws)):
             rows = self._rows(batch, wanted)
             loss, pulls = self._pull(rows, batch, wanted)
             outcome = Outcome(loss)
             for index, pull in enumerate(pulls):
                 rows.states.backward(pull, retain_graph=index + 1 < len(pulls))
                 self._collect(outcome, seen, own=wanted.gradient and index == 0)
+        finite = [values.isfinite().flatten(1).all(dim=1).cpu() for values in outcome.gate.values()]
+        finite += [values.isfinite().all(dim=-1).all(dim=0).cpu() for values in outcome.sampled.values()]
+        if finite:
+            self._require_finite(batch, torch.stack(finite).all(dim=0), "a gradient")
         return outcome
 
     def _collect(self, outcome: Outcome, seen: Watch, *, own: bool) -> None:
@@ -109,16 +116,18 @@ class Objective:
     def _rows(self, batch: Batch, wanted: Wanted) -> _Rows:
         placed = batch.to(self.model.device, self.model.dtype)
         prepared = self.task.prepare(self.model, placed) if self.task.prepare else placed.inputs
-        inputs: dict[str, Any] = {**prepared, **self._cache}
-        predicted = placed.targets != IGNORED
+        inputs: dict[str, Any] = {name: value for name, value in prepared.items() if name not in self._unread}
+        inputs |= self._cache
+        if self.on_inputs is not None:
+            self.on_inputs(inputs, placed)
+        predicted = placed.predicted
         if self.head is not None:
             states, finish = self.head.body(self.model, inputs)[predicted], self.head.logits
         else:
             states, finish = self.task.rows(self.model(**inputs), placed)[predicted], _unchanged
         example = predicted.nonzero()[:, 0]
-        weights = 1.0 / placed.positions.clamp_min(1)[example]
         noise = [self._noise(placed, states, index, wanted.seed) for index in range(wanted.draws)]
-        return _Rows(states, example, placed.targets[predicted], weights, finish, noise)
+        return _Rows(states, example, placed.targets[predicted], placed.positions[example], finish, noise)
 
     def _noise(self, batch: Batch, states: Tensor, index: int, seed: int) -> Tensor:
         """Numbers keyed by seed, example and draw, so that batching changes nothing; one per row, in row order."""
@@ -153,7 +162,7 @@ class Objective:
             outputs = rows.finish(states)
             totals: list[Tensor] = []
             if count:
-                each = losses(outputs, rows.targets[part], kind) * rows.weights[part]
+                each = losses(outputs, rows.targets[part], kind) / rows.positions[part]
                 loss.index_add_(0, rows.example[part].cpu(), each.detach().cpu().double())
                 totals += [each.sum()] if wanted.gradient else []
             for noise in rows.noise:
@@ -161,13 +170,18 @@ class Objective:
             for index, total in enumerate(totals):
                 (gradient,) = torch.autograd.grad(total, states, retain_graph=index + 1 < len(totals))
                 pulls[index][part] = gradient
-        if count and not bool(torch.isfinite(loss).all()):
-            worst = batch.numbers[int((~torch.isfinite(loss)).nonzero()[0])]
+        if count:
+            self._require_finite(batch, torch.isfinite(loss), "the loss")
+        return loss, pulls
+
+    def _require_finite(self, batch: Batch, finite: Tensor, what: str) -> None:
+        """Refuse NaN and infinity, which would make the whole ranking meaningless; `finite` is `[example]`."""
+        if not bool(finite.all()):
+            worst = batch.numbers[int((~finite).nonzero()[0])]
             raise DataError(
-                f"the loss of example {worst} is not finite in {str(self.model.dtype).removeprefix('torch.')}",
+                f"{what} of example {worst} is not finite in {str(self.model.dtype).removeprefix('torch.')}",
                 hint="use --dtype float32 or bfloat16",
             )
-        return loss, pulls
 
 
 def _unchanged(rows: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ import os
 import stat
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import BinaryIO
@@ -19,6 +18,7 @@ from headscope.fields import VERBATIM
 from headscope.folders import MEDIA, folder
 from headscope.formats import Faults, Parsed, json_document, json_lines, lines_of_text, parquet
 from headscope.hub_data import could_be_id, hub_rows
+from headscope.rows import Rows
 from headscope.unpack import check_encoding, decode, printable, split_suffix, unpack
 
 TEXTS: dict[str, Callable[[str, Faults], Parsed]] = {
@@ -35,24 +35,6 @@ FOREIGN = ("zip", "bz2", "xz", "7z", "tar", "xlsx", "xls", "arrow", "feather", "
 """Suffixes of files that cannot be read, but that no Hub data set has."""
 SEARCHED = 10_000
 """Names of one folder that are looked at for a hint."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The rows of one data source in file order, each a dict from column name to value.
-
-    `columns` are in file order, `name` is the path or id as given (`-` for stdin), and `digest` is the SHA-256 of the
-    raw bytes (of a folder: of its files; of a Hub data set: of id, revision, config, split and rows). `numbers` holds
-    the 1-based line of each row, or its row number where there are no lines. `skipped` counts bad rows left out.
-    """
-
-    rows: list[dict[str, object]]
-    columns: list[str]
-    name: str
-    digest: str
-    numbers: list[int]
-    skipped: int
-    notes: list[str]
 
 
 def read(

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,10 @@ from headscope.matrices import head_weights
 from headscope.models import LoadedModel, LoadOptions, load
 from headscope.objective import Objective, Outcome, Wanted
 from headscope.provenance import Provenance
-from headscope.scores import Evidence, Means, Need, Score
+from headscope.reading import RowReader
+from headscope.scores import Means, Need, Score
+from headscope.sums import ScoreSums
+from headscope.texts import Texts
 
 CPU_TOKENS = 512
 """Padded tokens in a batch on a CPU, where 256 to 1,024 are fastest."""
@@ -102,9 +106,9 @@ class Study:
         chosen = load_scores(names)
         needs = frozenset(need for score in chosen.values() for need in score.needs)
         self._allow(chosen, needs)
-        sums, loss, notes = _Sums(chosen), None, ()
+        sums, loss, notes = ScoreSums(chosen), None, ()
         if needs - {Need.WEIGHTS}:
-            loss, notes = self._pass(sums, needs, progress)
+            loss, notes = self._pass(sums, chosen, progress)
         values: dict[str, dict[SiteId, Tensor]] = {
             column.name: {} for score in chosen.values() for column in score.columns
         }
@@ -129,11 +133,12 @@ class Study:
             )
 
     def _pass(
-        self, sums: _Sums, needs: frozenset[Need], progress: Progress | None
+        self, sums: ScoreSums, chosen: Mapping[str, Score], progress: Progress | None
     ) -> tuple[float | None, tuple[str, ...]]:
         """One pass over all batches; returns the mean loss (None without labels) and what happened on the way."""
         assert self.examples is not None
         model, options = self.loaded.model, self.options
+        needs = {need for score in chosen.values() for need in score.needs}
         objective = Objective(model, self.loaded.task, self.sites)
         wanted = Wanted(Need.GRADIENT in needs, options.draws if Need.SAMPLED in needs else 0, options.seed)
         notes: list[str] = []
@@ -141,16 +146,37 @@ class Study:
             notes.append("the language-model head cannot be run apart from this model: its logits are held whole")
         total = torch.zeros((), dtype=torch.float64)
         labelled = done = 0
-        with watch(model, self.sites) as seen:
+        with contextlib.ExitStack() as stack:
+            seen = stack.enter_context(watch(model, self.sites))
+            reader = self._reader(objective, chosen, replace=not (wanted.gradient or wanted.draws))
+            if reader is not None:
+                stack.enter_context(reader.reading())
             for batch in batches(self):
                 for part, outcome in _run(lambda part: objective.run(part, seen, wanted), batch, notes):
-                    sums.add(part, outcome, self.sites)
+                    sums.add(part, outcome, self.sites, {} if reader is None else reader.sums)
                     total += outcome.loss.sum()
                     labelled += len(outcome.loss)
                 done += len(batch)
                 if progress is not None:
                     progress(done, len(self.examples))
         return (float(total) / labelled if labelled else None), tuple(notes)
+
+    def _reader(self, objective: Objective, chosen: Mapping[str, Score], *, replace: bool) -> RowReader | None:
+        """What reads attention rows while the objective runs, if a score wants them."""
+        readers = [score.rows for score in chosen.values() if score.rows is not None]
+        if not readers:
+            return None
+        model = self.loaded.model
+        reader = RowReader(model, self.sites, readers, replace=replace)
+        special: torch.Tensor | None = None
+        if self.loaded.reads == "text":
+            special = torch.tensor(sorted(self.loaded.tokenizer().all_special_ids), device=model.device)
+
+        def begin(inputs: dict[str, Any], batch: Batch) -> None:
+            reader.start(Texts(inputs, batch.predicted, special), len(batch))
+
+        objective.on_inputs = begin
+        return reader
 
     def provenance(self) -> Provenance:
         """What the numbers of this study rest on."""
@@ -221,75 +247,3 @@ def memory_errors() -> Iterator[None]:
         if "can't allocate memory" not in str(error) and "out of memory" not in str(error):
             raise
         raise DeviceError("out of memory on one example", hint="use --max-length or a smaller --dtype") from None
-
-
-class _Sums:
-    """Sums of per-example moments in float64, apart for two random halves of the examples."""
-
-    def __init__(self, scores: Mapping[str, Score]) -> None:
-        self.scores = scores
-        self.totals: dict[tuple[SiteId, str], Tensor] = {}
-        self.counts = [0, 0]
-
-    @property
-    def count(self) -> int:
-        return sum(self.counts)
-
-    def add(self, batch: Batch, outcome: Outcome, sites: Sequence[Site]) -> None:
-        """Add the examples of a batch. The seeded order of the data is random, so odd and even numbers are halves."""
-        half = torch.tensor([number % 2 for number in batch.numbers])
-        for number in batch.numbers:
-            self.counts[number % 2] += 1
-        for site in sites:
-            moments: dict[str, Tensor] = {}
-            for evidence, score in self._evidence(batch, outcome, site):
-                moments |= score.moments(evidence)
-            for name, values in moments.items():
-                total = self.totals.setdefault(
-                    (site.id, name), torch.zeros(2, site.n_heads, dtype=torch.float64, device=values.device)
-                )
-                total.index_add_(0, half.to(values.device), values.double())
-
-    def _evidence(self, batch: Batch, outcome: Outcome, site: Site) -> Iterator[tuple[Evidence, Score]]:
-        evidence = Evidence(
-            site, batch.positions, _host(outcome.gate.get(site.id)), _host(outcome.sampled.get(site.id))
-        )
-        for score in self.scores.values():
-            yield evidence, score
-
-    def means(self, site: SiteId) -> dict[str, Tensor]:
-        """Means over all examples, `[head]`, by moment."""
-        return {
-            name: total.sum(dim=0).cpu() / max(self.count, 1)
-            for (where, name), total in self.totals.items()
-            if where == site
-        }
-
-    def stability(self, score: Score, sites: Sequence[Site]) -> float:
-        """Spearman correlation of the two halves' rankings of all heads; NaN where a half is empty or all are equal."""
-        if min(self.counts) == 0:
-            return float("nan")
-        halves: list[list[float]] = [[], []]
-        for index, ranking in enumerate(halves):
-            for site in sites:
-                found = {
-                    name: total[index].cpu() / self.counts[index]
-                    for (where, name), total in self.totals.items()
-                    if where == site.id
-                }
-                ranking += score.finish(site, Means(self.counts[index], found))[score.ranks].tolist()
-        return spearman(*halves)
-
-
-def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """Rank correlation; NaN where one side is constant or there are fewer than two heads."""
-    from scipy.stats import rankdata, spearmanr
-
-    if len(first) < 2 or len(set(rankdata(first))) == 1 or len(set(rankdata(second))) == 1:
-        return float("nan")
-    return float(spearmanr(first, second)[0])  # type: ignore[arg-type]
-
-
-def _host(tensor: Tensor | None) -> Tensor | None:
-    """Off devices without float64."""
-    return tensor.cpu() if tensor is not None and tensor.device.type == "mps" else tensor

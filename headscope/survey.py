@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headscope import inspection
 from headscope.headers import check_config, has_safetensors, parameter_count, read_config, read_headers, value_bytes
 from headscope.location import locate
@@ -31,7 +33,8 @@ def survey(model: str, by: str, tokens: int, *, revision: str | None = None) -> 
     provenance = Provenance(model=model, revision=location.revision)
     size = value_bytes(tensors.values())
     if by == "layer":
-        return inspection.outline_layers(shapes, tokens, size, provenance)
+        return replace(inspection.outline_layers(shapes, tokens, size, provenance), notes=location.notes)
     architecture = str((config.get("architectures") or [""])[0])
     total = parameter_count(tensors.values())
-    return inspection.outline_model(shapes, tokens, size, provenance, architecture=architecture, total=total)
+    table = inspection.outline_model(shapes, tokens, size, provenance, architecture=architecture, total=total)
+    return replace(table, notes=location.notes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -48,6 +48,12 @@ class AttentionCall:
     context: Tensor
     probabilities: Tensor | None
     on_interface: bool
+    mask: Any = None
+    arguments: tuple[Any, ...] = ()
+    """Positional arguments behind the mask."""
+    keywords: dict[str, Any] = field(default_factory=dict)
+    eager: Callable[..., Any] | None = None
+    """The model's own eager attention function, whatever runs in its place."""
 
 
 OnCall = Callable[[AttentionCall], Tensor | None]
@@ -63,8 +69,9 @@ class InterfaceTap(contextlib.AbstractContextManager["InterfaceTap"]):
     The interface is one object for the whole process, so taps must not be open in two threads at once.
     """
 
-    def __init__(self, on_call: OnCall) -> None:
-        self.on_call = on_call
+    def __init__(self, on_call: OnCall, before: OnCall | None = None) -> None:
+        """`before` sees a call whose context is still empty; what it returns saves the model from computing it."""
+        self.on_call, self.before = on_call, before
         self.depth = 0
 
     def __enter__(self) -> InterfaceTap:
@@ -75,12 +82,20 @@ class InterfaceTap(contextlib.AbstractContextManager["InterfaceTap"]):
             function = tap._original(registry, name, default)
 
             def tapped(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+                call = AttentionCall(module, query, key, value, query[:0], None, True)
+                call.mask = args[0] if args else kwargs.get("attention_mask")
+                call.arguments, call.eager = args[1:], default
+                call.keywords = {name: value for name, value in kwargs.items() if name != "attention_mask"}
                 tap.depth += 1
                 try:
-                    output = function(module, query, key, value, *args, **kwargs)
+                    ready = None if tap.before is None else tap.before(call)
+                    output = (
+                        (ready, None) if ready is not None else function(module, query, key, value, *args, **kwargs)
+                    )
                 finally:
                     tap.depth -= 1
-                changed = tap.on_call(AttentionCall(module, query, key, value, output[0], None, True))
+                call.context = output[0]
+                changed = tap.on_call(call)
                 return output if changed is None else (changed, *output[1:])
 
             return tapped
@@ -143,7 +158,7 @@ class FunctionTap(TorchFunctionMode):
             return output
         inputs = list(_tensors([*args, *kwargs.values()]))
         if func is F.scaled_dot_product_attention:
-            return self._emit(self.stack.innermost(), inputs[0], inputs[1], inputs[2], output, None)
+            return self._direct(args, kwargs, output)
         mapped = next((self._maps[id(tensor)] for tensor in inputs if id(tensor) in self._maps), None)
         if mapped is not None:
             return self._after_softmax(func, output, inputs, mapped)
@@ -153,7 +168,7 @@ class FunctionTap(TorchFunctionMode):
             if module is not None:
                 self._maps[id(output)] = (output, module, scored[1:] if scored else None)
         elif func in _PRODUCT and scored is None and len(inputs) >= 2:
-            self._scores[id(output)] = (output, *inputs[-2:])
+            self._scores[id(output)] = (output, inputs[-2], inputs[-1])
         elif scored is not None and output.is_floating_point():
             self._scores[id(output)] = (output, *scored[1:])
         return output
@@ -169,6 +184,19 @@ class FunctionTap(TorchFunctionMode):
         query, key = operands or (None, None)
         return self._emit(module, query, key, value, output, probabilities)
 
+    def _direct(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        """A module calls scaled-dot-product attention itself: torch defines what its rows are."""
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        module = self.stack.innermost()
+        if module is None:
+            return output
+        call = AttentionCall(module, given["query"], given["key"], given["value"], output, None, False)
+        call.mask, call.eager = given.get("attn_mask"), plain_attention
+        call.keywords = {"is_causal": bool(given.get("is_causal", False)), "scale": given.get("scale")}
+        changed = self.on_call(call)
+        return output if changed is None else changed
+
     def _emit(
         self,
         module: nn.Module | None,
@@ -183,6 +211,24 @@ class FunctionTap(TorchFunctionMode):
             return context
         changed = self.on_call(AttentionCall(module, query, key, value, context, probabilities, False))
         return context if changed is None else changed
+
+
+def plain_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Scaled-dot-product attention as torch defines it, with its rows `[batch head query key]`; `mask` is additive."""
+    repeats = query.shape[1] // key.shape[1]
+    key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
+    scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    rows = (scores if mask is None else scores + mask).softmax(dim=-1)
+    return (rows @ value).transpose(1, 2), rows
 
 
 def _tensors(values: list[Any]) -> Iterator[Tensor]:

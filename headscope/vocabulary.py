@@ -24,10 +24,10 @@ class _Reached(BaseException):
 
 
 class VocabularyHead:
-    """Splits a language model in front of its head."""
+    """Splits a language model in front of its head; `body_parts` are what runs before it, outermost modules only."""
 
-    def __init__(self, container: nn.Module, head: nn.Module) -> None:
-        self.container, self.head = container, head
+    def __init__(self, container: nn.Module, head: nn.Module, body_parts: Sequence[nn.Module]) -> None:
+        self.container, self.head, self.body_parts = container, head, body_parts
         self._outputs: list[tuple[nn.Module, Any]] = []
         self._call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
@@ -35,10 +35,9 @@ class VocabularyHead:
         """Run the model up to its head and return the last hidden states, `[batch token d_model]`, with their graph."""
         self._outputs.clear()
         with contextlib.ExitStack() as stack:
-            for child in self.container.children():
-                hook = self._stop if child is self.head else None
-                handle = child.register_forward_pre_hook(hook) if hook else child.register_forward_hook(self._remember)
-                stack.callback(handle.remove)
+            stack.callback(self.head.register_forward_pre_hook(self._stop).remove)
+            for part in self.body_parts:
+                stack.callback(part.register_forward_hook(self._remember).remove)
             stack.callback(self.container.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
             with contextlib.suppress(_Reached):
                 model(**inputs)
@@ -78,9 +77,9 @@ def split(model: PreTrainedModel, sites: Sequence[Site], inputs: dict[str, Any])
     container, head = _find(model, path, sites)
     if container is None or head is None:
         return None
-    candidate = VocabularyHead(container, head)
     with torch.no_grad():
-        whole = _first(model(**inputs))
+        whole, ran = _whole(model, container, inputs)
+        candidate = VocabularyHead(container, head, list(_outermost(container, head, ran)))
         try:
             hidden = candidate.body(model, inputs)
             pieces = candidate.logits(hidden.flatten(0, 1)).view(whole.shape)
@@ -100,6 +99,26 @@ def _find(model: nn.Module, path: str, sites: Sequence[Site]) -> tuple[nn.Module
             return container, child
         container = child
     return None, None
+
+
+def _whole(model: nn.Module, container: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, set[nn.Module]]:
+    """The logits of a whole forward pass, and the modules inside the container that ran."""
+    ran: set[nn.Module] = set()
+    with contextlib.ExitStack() as stack:
+        for module in container.modules():
+            stack.callback(module.register_forward_pre_hook(lambda module, args: ran.add(module)).remove)
+        return _first(model(**inputs)), ran
+
+
+def _outermost(module: nn.Module, head: nn.Module, ran: set[nn.Module]) -> Iterator[nn.Module]:
+    """What ran inside a module, without the head: children, or where the code reaches through a child, theirs."""
+    for child in module.children():
+        if child is head:
+            continue
+        if child in ran:
+            yield child
+        else:
+            yield from _outermost(child, head, ran)
 
 
 @contextlib.contextmanager

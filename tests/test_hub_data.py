@@ -1,13 +1,12 @@
 import json
 from io import BytesIO
 
+import datasets
 import pytest
 
 from headscope.errors import DataError, UsageError
 from headscope.hub_data import could_be_id, hub_rows
 from headscope.sources import read
-
-datasets = pytest.importorskip("datasets")
 
 
 @pytest.fixture

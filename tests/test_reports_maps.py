@@ -89,7 +89,8 @@ def test_picture_is_the_same_bytes_every_time(name, suffix, tmp_path):
 
 
 def test_picture_ignores_the_settings_of_the_caller_and_keeps_them(tmp_path):
-    matplotlib = pytest.importorskip("matplotlib")
+    import matplotlib
+
     _plot.heatmap(MAPS["small"], title="t", unit="nats", path=tmp_path / "a.svg")
     with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "red"}):
         _plot.heatmap(MAPS["small"], title="t", unit="nats", path=tmp_path / "b.svg")

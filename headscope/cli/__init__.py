@@ -6,6 +6,8 @@ Nothing heavy is imported here: `headscope --help` needs neither torch nor panda
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import signal
 import sys
@@ -53,7 +55,11 @@ def main() -> None:
 
 def _run() -> int:
     try:
-        return int(app(standalone_mode=False) or 0)
+        code = int(app(standalone_mode=False) or 0)
+        if code == 130:  # what Typer makes of Ctrl-C, in silence
+            raise KeyboardInterrupt
+        sys.stdout.flush()
+        return code
     except HeadscopeError as error:
         if os.environ.get("HEADSCOPE_DEBUG") == "1":
             raise
@@ -61,13 +67,25 @@ def _run() -> int:
     except _UsageError as error:
         return _misuse(error)
     except (KeyboardInterrupt, typer.Abort):
+        _leave_stdout()
         return _fail("interrupted", None, 130)
     except Terminated:
+        _leave_stdout()
         return _fail("terminated", None, 143)
     except BrokenPipeError:
-        with contextlib.suppress(OSError):  # what is still buffered has no reader either
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_stdout()
         return 141
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
+            raise
+        _leave_stdout()  # a report that is written says so itself: this is what `print` and Typer wrote
+        return _fail(f"cannot write to standard output: {error.strerror}", None, 1)
+
+
+def _leave_stdout() -> None:
+    """What is still buffered has no reader either: let it go nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _misuse(error: Exception) -> int:
@@ -78,6 +96,11 @@ def _misuse(error: Exception) -> int:
         return 2
     message, hint = error.format_message(), None  # type: ignore[attr-defined]
     known = getattr(error, "possibilities", None)
+    if "No such option" in message:
+        message = message.partition(" (Possible")[0]
+        folder = next((word for word in sys.argv[1:] if word.startswith("-") and os.path.exists(word)), None)
+        if folder is not None:
+            return _fail(message, f"for the folder {folder!r} write ./{folder}", 2)
     if known:
         hint = nearest(str(getattr(error, "option_name", "")), sorted(known))
     elif "No such command" in message and context is not None:
@@ -105,7 +128,7 @@ def _prepare() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     if os.environ.get("HEADSCOPE_DEBUG") != "1":
         warnings.simplefilter("ignore")

@@ -9,7 +9,7 @@ import typer
 
 from headscope import registry
 from headscope.cli import options as opt
-from headscope.cli.settings import Settings, settings
+from headscope.cli.settings import DRAWN, Settings, settings
 from headscope.cli.talk import Talk
 from headscope.errors import CheckFailed, UsageError, nearest
 
@@ -72,14 +72,17 @@ def inspect(
 ) -> None:
     """Describe every attention head of MODEL; with --data, also measure which heads matter."""
     given = settings(locals())
+    length = opt.positive("--tokens", tokens) or 512
     talk = Talk(quiet=quiet, verbose=verbose, bars=not no_progress)
     chosen = opt.listed(measures)
     _consider(by, chosen, check, structure, plot)
     given.check_outputs()
-    if check:
+    _foresee(given, by, chosen, check, structure)
+    given.check_model()
+    if check and not dry_run:
         _check(given, talk)
         return
-    table = _table(given, talk, by, chosen, structure=structure, tokens=opt.positive("--tokens", tokens) or 512)
+    table = _table(given, talk, by, chosen, structure=structure, tokens=length)
     given.report(table, talk, draw=by == "head" and not structure)
 
 
@@ -98,22 +101,60 @@ def _consider(by: str, measures: list[str] | None, check: bool, structure: bool,
         raise UsageError("--plot draws scores of heads", hint="leave out --check, --structure and --by")
 
 
+def _foresee(given: Settings, by: str, measures: list[str] | None, check: bool, structure: bool) -> None:
+    """Refuse columns and pictures that the report will not have, and measures without data: a run may take hours."""
+    asked = [*(given.shown or []), *([given.raw["sort"].removeprefix("-")] if given.raw["sort"] else [])]
+    scored = not (check or structure or by == "model" or (by == "layer" and given.data is None and measures is None))
+    names = _scored_names(given, by, measures) if scored and (asked or measures or given.raw["plot"]) else None
+    if names is None:
+        names = _plain_names(by, check, structure)
+    for name in [] if given.dry_run else asked:
+        if name not in names:
+            raise UsageError(f"no column {name!r} in this report", hint=nearest(name, names))
+    if given.raw["plot"] and not set(names) & set(DRAWN):
+        raise UsageError("--plot needs a measure that gives each head a score", hint="--measures importance")
+
+
+def _plain_names(by: str, check: bool, structure: bool) -> list[str]:
+    """The columns of reports without measures."""
+    from headscope import inspection
+
+    if check:
+        from headscope.checks import CHECK_COLUMNS
+
+        return [column.name for column in CHECK_COLUMNS]
+    tables = {"head": inspection.HEAD_COLUMNS, "layer": inspection.LAYER_COLUMNS, "model": inspection.MODEL_COLUMNS}
+    return [column.name for column in (inspection.STRUCTURE_COLUMNS if structure else tables[by])]
+
+
+def _scored_names(given: Settings, by: str, measures: list[str] | None) -> list[str]:
+    """The columns of a report of heads or layers, as far as they are known before the data is: all that may come."""
+    from headscope.scores import Need
+    from headscope.study import load_scores
+
+    scores = load_scores(measures or (["weights"] if given.data is None else registry.names("scores")))
+    hungry = [name for name, score in scores.items() if given.data is None and score.needs - {Need.WEIGHTS}]
+    if hungry:
+        raise UsageError(f"{', '.join(hungry)} cannot be measured without data", hint="give --data FILE")
+    columns = [column.name for score in scores.values() for column in score.columns]
+    return _plain_names(by, False, False) + [name for name in columns if by == "head" or not name.endswith("_se")]
+
+
 def _table(given: Settings, talk: Talk, by: str, measures: list[str] | None, *, structure: bool, tokens: int) -> Table:
-    if by != "head" and given.data is None and measures is None and not structure:
+    if given.dry_run:
+        from headscope.estimate import estimate
+
+        return estimate(given.model, given.data, given.study_options(), measures)
+    plain = given.data is None and measures is None and not structure
+    if by != "head" and plain and given.raw["device"] in ("auto", "cpu"):
         from headscope.survey import survey
 
         quick = survey(given.model, by, tokens, revision=given.revision)
         if quick is not None:
             return quick
     from headscope import inspection
-    from headscope.study import Study, load_scores
+    from headscope.study import Study
 
-    if measures is not None:
-        load_scores(measures)
-    if given.dry_run:
-        from headscope.estimate import estimate
-
-        return estimate(given.model, given.data, given.study_options(), measures)
     study = Study.open(given.model, given.data, given.study_options())
     if structure:
         return inspection.structure_table(study)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from headscope.tables import Table
 
 _ROLES = ("text", "pair", "label", "target", "image", "audio", "context", "answer")
+DRAWN = ("importance", "sensitivity", "effect")
+"""Columns that a picture may show, the first that a report has."""
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
@@ -78,11 +80,25 @@ class Settings:
             load=self.load_options(), data=data, batch_size=self.batch_size, draws=self.draws, seed=raw["seed"]
         )
 
+    def check_model(self) -> None:
+        """Refuse what is no model, or has an impossible config.json, before torch is imported."""
+        from headscope.headers import check_config, read_config
+        from headscope.location import locate
+
+        raw = self.raw
+        found = locate(
+            self.model, revision=self.revision, allow_pickle=raw["allow_pickle"], code=raw["trust_remote_code"]
+        )
+        if not found.gguf:
+            check_config(read_config(found.folder))
+
     def check_outputs(self) -> None:
         """Refuse outputs that cannot be written before anything is computed."""
         output, plot, force = self.raw["output"], self.raw["plot"], self.raw["force"]
         choose_format(self.raw["format"], output, False)
         check_output(output, force)
+        if plot is not None and plot == output:
+            raise UsageError(f"--output and --plot are both {plot}")
         if plot is not None:
             from headscope.reports._plot import check_picture
 
@@ -93,17 +109,21 @@ class Settings:
         from headscope.inspection import heat_map
 
         raw = self.raw
-        drawn = next((name for name in table.names if name in ("importance", "sensitivity", "effect")), None)
+        drawn = next((name for name in table.names if name in DRAWN), None)
         picture = heat_map(table, drawn) if draw and drawn is not None else None
-        shaped = table.sorted(raw["sort"]) if raw["sort"] else table
-        shaped = shaped.top(self.top) if self.top else shaped
-        shaped = shaped.select(self.shown) if self.shown else shaped
+        shaped = table if self.dry_run else self._shaped(table)
         talk.notes(table)
-        emit(shaped, format=raw["format"], output=raw["output"], force=raw["force"])
+        emit(shaped, format=raw["format"], output=None if self.dry_run else raw["output"], force=raw["force"])
         if picture is not None and drawn is not None:
             talk.heat_map(picture, drawn, table=self._shows_table())
-        if raw["plot"] is not None:
+        if raw["plot"] is not None and not self.dry_run:
             self._plot(table, picture, drawn)
+
+    def _shaped(self, table: Table) -> Table:
+        """The rows and columns that were asked for."""
+        table = table.sorted(self.raw["sort"]) if self.raw["sort"] else table
+        table = table.top(self.top) if self.top else table
+        return table.select(self.shown) if self.shown else table
 
     def _shows_table(self) -> bool:
         import sys
@@ -133,6 +153,8 @@ def settings(raw: dict[str, Any]) -> Settings:
         raise UsageError(f"--task {raw['task']}: no such task", hint=nearest(raw["task"], tasks))
     if raw["seed"] < 0:
         raise UsageError(f"--seed {raw['seed']}: expected 0 or more")
+    if opt.listed(raw["columns"]) == []:
+        raise UsageError("--columns names none")
     columns = {role: raw[f"{role}_column"] for role in _ROLES if raw[f"{role}_column"] is not None}
     _data_only(raw, columns)
     return Settings(

@@ -51,13 +51,15 @@ class Talk:
         from headscope.reports._heatmap import render
 
         width = shutil.get_terminal_size().columns
-        print(render(values, title=column, width=width, color=use_color(sys.stdout)))  # noqa: T201
+        print(render(values, title=column, width=width, color=use_color(sys.stdout)), flush=True)  # noqa: T201
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress | None]:
         """A progress bar on stderr while the block runs, where stderr is a terminal."""
-        if self.quiet or not self.bars or not sys.stderr.isatty():
-            yield None
+        from headscope.reports import use_color
+
+        if self.quiet or not self.bars or not sys.stderr.isatty() or not use_color(sys.stderr):
+            yield None  # a bar is drawn with terminal sequences, which NO_COLOR and TERM=dumb forbid
             return
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headscope.reports.csv import separated
+from headscope.reports._separated import separated
 from headscope.tables import Table
 
 SUFFIXES: tuple[str, ...] = (".tsv",)

@@ -15,6 +15,7 @@ from torch import Tensor
 from headscope.columns import Column
 from headscope.heads import Site
 from headscope.matrices import HeadWeights
+from headscope.shapes import Bool, Float, Int
 
 
 class Need(StrEnum):
@@ -23,22 +24,44 @@ class Need(StrEnum):
     WEIGHTS = "weights"
     GRADIENT = "gradient"
     """The gate gradient of the task loss: needs labels."""
+    ROWS = "rows"
+    """Attention rows."""
     SAMPLED = "sampled"
     """The gate gradient of labels drawn from the model's own prediction."""
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Attention rows of a few queries, with what stands at their positions.
+
+    `positions` are the queries' places in their sequence; `visible` says which keys a query may look at (padding is not
+    visible), `real` which queries are no padding, `special` which keys are special tokens. Tokens are None where the
+    sequence is no text.
+    """
+
+    site: Site
+    positions: Int[Tensor, " query"]
+    rows: Float[Tensor, "sequence head query key"]
+    visible: Bool[Tensor, "#sequence query key"]
+    real: Bool[Tensor, "sequence query"]
+    query_tokens: Int[Tensor, "sequence query"] | None = None
+    key_tokens: Int[Tensor, "sequence key"] | None = None
+    special: Bool[Tensor, "sequence key"] | None = None
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What one batch showed at one site.
 
-    `gate` is ⟨z, ∂L/∂z⟩ of the task loss, `[batch token head]`; `sampled` the gate gradient of the summed loss of drawn
-    labels, `[draw batch head]`; `positions` the predicted positions of each example, `[batch]`.
+    `gate` is ⟨z, ∂L/∂z⟩ of the task loss, `sampled` the gate gradient of the summed loss of drawn labels, `positions`
+    the predicted positions of each example, `rows` what the scores summed over attention rows, `[batch head]` each.
     """
 
     site: Site
-    positions: Tensor
-    gate: Tensor | None = None
-    sampled: Tensor | None = None
+    positions: Int[Tensor, " batch"]
+    gate: Float[Tensor, "batch token head"] | None = None
+    sampled: Float[Tensor, "draw batch head"] | None = None
+    rows: Mapping[str, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +78,9 @@ class Means:
 
 @dataclass(frozen=True)
 class Score:
-    """One measure. `moments` are `[batch head]` each; `ranks` names the column whose stability is reported."""
+    """One measure. `moments` are `[batch head]` each, NaN where an example has none; `ranks` names the column whose
+    stability is reported.
+    """
 
     title: str
     columns: tuple[Column, ...]
@@ -63,8 +88,23 @@ class Score:
     moments: Callable[[Evidence], dict[str, Tensor]]
     finish: Callable[[Site, Means], dict[str, Tensor]]
     ranks: str = ""
+    rows: Callable[[RowBlock], dict[str, Tensor]] | None = None
+    """Sums over the real queries of a block, `[sequence head]` each, for scores that look at attention rows."""
 
 
 def nothing(evidence: Evidence) -> dict[str, Tensor]:
     """The moments of a score that looks at no example."""
     return {}
+
+
+def task_gradient(evidence: Evidence) -> Float[Tensor, "batch token head"]:
+    """⟨z, ∂L/∂z⟩ of the task loss at each token, in float64."""
+    assert evidence.gate is not None
+    return evidence.gate.double()
+
+
+def drawn_square(evidence: Evidence) -> Float[Tensor, "batch head"]:
+    """Each example's share of the sensitivity: (1/T)·(Σ_t ∂ℓ_t/∂ξ)², the mean over draws, in float64."""
+    assert evidence.sampled is not None
+    square = evidence.sampled.double().square().mean(dim=0)
+    return square / evidence.positions.clamp_min(1).to(square)[:, None]

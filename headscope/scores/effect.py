@@ -6,14 +6,12 @@ from torch import Tensor
 
 from headscope.columns import Column
 from headscope.heads import Site
-from headscope.scores import Evidence, Means, Need, Score
-from headscope.scores.importance import moments as importance_moments
-from headscope.scores.sensitivity import moments as sensitivity_moments
+from headscope.scores import Evidence, Means, Need, Score, drawn_square, task_gradient
 
 
 def moments(evidence: Evidence) -> dict[str, Tensor]:
-    """Those of importance and sensitivity, `[batch head]` each."""
-    return importance_moments(evidence) | sensitivity_moments(evidence)
+    """Per example: the gate gradient, and the squared one of drawn labels, `[batch head]` each."""
+    return {"signed": task_gradient(evidence).sum(dim=1), "sensitivity": drawn_square(evidence)}
 
 
 def finish(site: Site, means: Means) -> dict[str, Tensor]:

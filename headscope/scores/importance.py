@@ -7,15 +7,14 @@ from torch import Tensor
 
 from headscope.columns import Column
 from headscope.heads import Site
-from headscope.scores import Evidence, Means, Need, Score
+from headscope.scores import Evidence, Means, Need, Score, task_gradient
 
 _MICHEL = "Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 4.1"
 
 
 def moments(evidence: Evidence) -> dict[str, Tensor]:
     """Per example: |g|, g, g² and the sum over tokens of absolute values, `[batch head]` each."""
-    assert evidence.gate is not None
-    by_token = evidence.gate.double()
+    by_token = task_gradient(evidence)
     gradient = by_token.sum(dim=1)
     return {
         "absolute": gradient.abs(),

@@ -10,14 +10,12 @@ from torch import Tensor
 
 from headscope.columns import Column
 from headscope.heads import Site
-from headscope.scores import Evidence, Means, Need, Score
+from headscope.scores import Evidence, Means, Need, Score, drawn_square
 
 
 def moments(evidence: Evidence) -> dict[str, Tensor]:
     """Per example: the mean over draws of the squared summed gradient, over the number of positions, `[batch head]`."""
-    assert evidence.sampled is not None
-    square = evidence.sampled.double().square().mean(dim=0)
-    return {"sensitivity": square / evidence.positions.clamp_min(1).to(square)[:, None]}
+    return {"sensitivity": drawn_square(evidence)}
 
 
 def finish(site: Site, means: Means) -> dict[str, Tensor]:

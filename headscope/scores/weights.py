@@ -12,6 +12,7 @@ from torch import Tensor
 from headscope.columns import Column
 from headscope.heads import Site
 from headscope.scores import Means, Need, Score, nothing
+from headscope.shapes import Float
 
 
 def finish(site: Site, means: Means) -> dict[str, Tensor]:
@@ -30,8 +31,8 @@ def finish(site: Site, means: Means) -> dict[str, Tensor]:
     }
 
 
-def _norm(matrices: Tensor | None, missing: Tensor) -> Tensor:
-    return missing if matrices is None else torch.linalg.matrix_norm(matrices).double().cpu()
+def _norm(matrices: Float[Tensor, "head d_in d_out"] | None, missing: Float[Tensor, " head"]) -> Float[Tensor, " head"]:
+    return missing if matrices is None else torch.linalg.matrix_norm(_precise(matrices)).cpu()
 
 
 def _rank(left: Tensor | None, right: Tensor | None, missing: Tensor) -> Tensor:
@@ -41,17 +42,22 @@ def _rank(left: Tensor | None, right: Tensor | None, missing: Tensor) -> Tensor:
     return torch.stack([effective_rank(a, b) for a, b in zip(left, right, strict=True)]).double().cpu()
 
 
-def effective_rank(left: Tensor, right: Tensor) -> Tensor:
-    """exp of the entropy of the normalised singular values of `left rightᵀ`; factors are `[d_a rank]`, `[d_b rank]`."""
+def effective_rank(left: Float[Tensor, "d_a rank"], right: Float[Tensor, "d_b rank"]) -> Float[Tensor, ""]:
+    """exp of the entropy of the normalised singular values of `left rightᵀ`."""
     if not bool(torch.isfinite(left).all() and torch.isfinite(right).all()):
         return torch.tensor(torch.nan)
-    core_left = torch.linalg.qr(left.double()).R
-    core_right = torch.linalg.qr(right.double()).R
+    core_left = torch.linalg.qr(_precise(left)).R
+    core_right = torch.linalg.qr(_precise(right)).R
     singular = torch.linalg.svdvals(core_left @ core_right.T)
     total = singular.sum()
     if total <= 0:
         return torch.tensor(torch.nan)
     return torch.special.entr(singular / total).sum().exp()
+
+
+def _precise(tensor: Tensor) -> Tensor:
+    """In float64, off devices that have none."""
+    return tensor.cpu().double() if tensor.device.type == "mps" else tensor.double()
 
 
 SCORE = Score(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from headscope.errors import DataError, UsageError
-from headscope.examples import Batch, Example
+from headscope.examples import IGNORED, Batch, Example
 from headscope.losses import Distribution
 
 Row = Mapping[str, Any]
@@ -56,37 +57,65 @@ class Encoder:
         return value if isinstance(value, str) else str(value)
 
     def tokens(self, text: Any, pair: str | None = None, **options: Any) -> dict[str, list[int]]:
-        """Token ids and masks of a text, or of a pair, uncut.
+        """Token ids and masks of a text, or of a pair, uncut; `_special` marks the tokens put around them.
 
         Special-token strings in the text are plain text unless asked for.
         """
         if self.tokenizer is None:
             raise UsageError("this model has no tokenizer, so it cannot read text")
-        encoded = self.tokenizer(text, pair, split_special_tokens=not self.parse_special, verbose=False, **options)
-        return {name: list(values) for name, values in encoded.items() if name in _TEXT_INPUTS} | {
-            "_special": encoded.get("special_tokens_mask", [])
-        }
+        masks = {"return_attention_mask": True, "return_special_tokens_mask": True, "verbose": False}
+        encoded = self.tokenizer(text, pair, split_special_tokens=not self.parse_special, **masks, **options)
+        found = {name: list(values) for name, values in encoded.items() if name in _TEXT_INPUTS}
+        found["_special"] = list(encoded["special_tokens_mask"])
+        if not self.parse_special and self._names_special((text, pair, options.get("text_target"))):
+            found["input_ids"] = self._plain(found["input_ids"], found["_special"])
+        return found
+
+    def special_ids(self) -> set[int]:
+        """Tokens that stand for no text: all special ones but the unknown one."""
+        return set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}
+
+    def _names_special(self, texts: tuple[Any, ...]) -> bool:
+        """Whether a text, or one of its words, holds the string of a special token."""
+        words = [word for text in texts if text for word in (text if isinstance(text, list) else [text])]
+        return any(token in word for token in self.tokenizer.all_special_tokens for word in words)
+
+    def _plain(self, ids: list[int], around: list[int]) -> list[int]:
+        """A vocabulary that holds special tokens as ordinary entries finds them in text: they are unknown words."""
+        unknown, special = self.tokenizer.unk_token_id, self.special_ids()
+        if unknown is None or not getattr(self.tokenizer, "is_fast", False):
+            return ids
+        return [unknown if token in special and not own else token for token, own in zip(ids, around, strict=True)]
 
     def cut(self, text: Any, pair: str | None = None, **options: Any) -> tuple[dict[str, list[int]], bool]:
         """Token ids and masks within the model's limit, and whether that shortened the text.
 
         Raises:
-            DataError: the text is too long and `--on-long error` was asked for.
+            DataError: the text is too long and `--on-long error` was asked for, or it has no token.
+            UsageError: the limit leaves no room for text.
         """
         whole = self.tokens(text, pair, **options)
+        if not whole["input_ids"]:
+            raise DataError("the text has no token")
         if len(whole["input_ids"]) <= self.max_length:
             return whole, False
         if self.on_long == "error":
             raise DataError(f"{len(whole['input_ids'])} tokens, more than the limit of {self.max_length}")
-        return self.tokens(text, pair, truncation=True, max_length=self.max_length, **options), True
+        shorter = self.tokens(text, pair, truncation=True, max_length=self.max_length, **options)
+        if len(shorter["input_ids"]) > self.max_length:
+            raise UsageError(f"--max-length {self.max_length} leaves no room for text between special tokens")
+        return shorter, True
 
     def label(self, row: Row) -> int:
         """The class number of the row's label, given as a number or by its name in the model's configuration.
 
+        A label of -100 is ignored, as everywhere in transformers.
+
         Raises:
             DataError: the model has no such class.
         """
-        return self.class_number(self.cell(row, "label"))
+        value = self.cell(row, "label")
+        return IGNORED if value == IGNORED else self.class_number(value)
 
     def class_number(self, value: Any) -> int:
         """The class number that a label means; see `label`."""
@@ -94,15 +123,15 @@ class Encoder:
         if isinstance(value, str):
             if value in names:
                 return names[value]
-            if not value.strip().lstrip("-").isdigit():
-                listing = ", ".join(list(names)[:20])
+            if not re.fullmatch(r"\s*-?[0-9]+\s*", value):
+                listing = ", ".join(sorted(names, key=lambda name: names[name])[:20])
                 raise DataError(f"label {value[:80]!r} is none of the model's: {listing}")
             value = int(value)
-        if isinstance(value, float):
+        if not isinstance(value, int):
             raise DataError(
-                f"label {value} is not a class number; use --task regression for a model that predicts numbers"
+                f"label {str(value)[:80]} is no class number; use --task regression for a model that predicts numbers"
             )
-        if not 0 <= int(value) < self.config.num_labels:
+        if not 0 <= int(value) < int(self.config.num_labels or 0):
             raise DataError(f"label {value} is outside the model's {self.config.num_labels} classes")
         return int(value)
 

@@ -15,7 +15,8 @@ def encode(encoder: Encoder, row: Row, number: int) -> list[Example]:
     if len(ids) > limit and encoder.on_long == "error":
         raise DataError(f"{len(ids)} tokens, more than the limit of {limit}")
     chunked = encoder.on_long == "chunk"
-    pieces = [ids[start : start + limit] for start in range(0, len(ids), limit)] if chunked else [ids[:limit]]
+    last = len(ids) if chunked and ids else 1  # an empty text is one empty chunk, so that it is counted
+    pieces = [ids[start : start + limit] for start in range(0, last, limit)]
     usable = [piece for piece in pieces if len(piece) > 1] or pieces[:1]  # a lone token predicts nothing: skipped later
     return [
         example(

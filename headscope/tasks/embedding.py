@@ -13,6 +13,7 @@ from headscope.examples import Batch, Example
 from headscope.losses import Distribution
 from headscope.tasks import Encoder, Row, Task, example
 from headscope.tasks.image_classification import encode as encode_image
+from headscope.tasks.seq2seq_lm import moved_right
 
 
 def encode(encoder: Encoder, row: Row, number: int) -> list[Example]:
@@ -22,6 +23,16 @@ def encode(encoder: Encoder, row: Row, number: int) -> list[Example]:
         return [Example(number, found.inputs, (0,), found.length, labelled=False)]
     tokens, truncated = encoder.cut(encoder.text(row, "text"))
     return [example(number, tokens, [0], truncated=truncated, labelled=False)]
+
+
+def prepare(model: Any, batch: Batch) -> dict[str, Any]:
+    """For a decoder behind an encoder also the decoder's input: the text itself, moved right, as BART does alone."""
+    config, inputs = model.config, dict(batch.inputs)
+    if hasattr(config, "vision_config") and hasattr(config, "text_config"):
+        raise ModelError("this model reads texts and images together, which headscope cannot judge on data")
+    if config.is_encoder_decoder and "input_ids" in inputs:
+        inputs["decoder_input_ids"] = moved_right(config, inputs["input_ids"])
+    return inputs
 
 
 def rows(output: Any, batch: Batch) -> Tensor:
@@ -45,5 +56,6 @@ TASK = Task(
     optional=("text", "image"),
     encode=encode,
     rows=rows,
+    prepare=prepare,
     distribution=Distribution.DIRECTION,
 )

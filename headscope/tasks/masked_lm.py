@@ -17,9 +17,9 @@ def encode(encoder: Encoder, row: Row, number: int) -> list[Example]:
     mask = getattr(encoder.tokenizer, "mask_token_id", None)
     if mask is None:
         raise UsageError("this model's tokenizer has no mask token, so it cannot do masked-lm")
-    tokens, truncated = encoder.cut(encoder.text(row, "text"), return_special_tokens_mask=True)
-    ids = tokens["input_ids"]
-    plain = [position for position, special in enumerate(tokens["_special"]) if not special]
+    tokens, truncated = encoder.cut(encoder.text(row, "text"))
+    ids, special = tokens["input_ids"], encoder.special_ids()
+    plain = [place for place, around in enumerate(tokens["_special"]) if not around and ids[place] not in special]
     order = uniforms(len(plain), seed=encoder.seed, example=number, draw=0).argsort().tolist()
     hidden = {plain[place] for place in order[: max(1, math.floor(SHARE * len(plain) + 0.5))]}
     tokens["input_ids"] = [mask if position in hidden else token for position, token in enumerate(ids)]

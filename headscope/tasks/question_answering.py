@@ -21,7 +21,9 @@ def encode(encoder: Encoder, row: Row, number: int) -> list[Example]:
     truncated = len(whole["input_ids"]) > encoder.max_length
     if truncated and encoder.on_long == "error":
         raise DataError(f"{len(whole['input_ids'])} tokens, more than the limit of {encoder.max_length}")
-    options: dict[str, Any] = {"truncation": "only_second", "max_length": encoder.max_length} if truncated else {}
+    room = truncated and len(encoder.tokens(question, "")["input_ids"]) < encoder.max_length
+    way = "only_second" if room else "longest_first"  # a question may fill the limit by itself
+    options: dict[str, Any] = {"truncation": way, "max_length": encoder.max_length} if truncated else {}
     tokens = encoder.tokens(question, context, **options)
     labelled = "answer" in encoder.columns
     targets = _span(encoder, row, (question, context), options) if labelled else [0, 0]
@@ -43,7 +45,7 @@ def _answer(encoder: Encoder, row: Row, context: str) -> tuple[str, int]:
     """The answer's text and where it starts, from a text or from SQuAD's {text, answer_start}."""
     value = encoder.cell(row, "answer")
     if isinstance(value, dict):
-        texts, starts = value.get("text") or [], value.get("answer_start") or []
+        texts, starts = _list(value.get("text")), _list(value.get("answer_start"))
         if not texts:
             raise DataError("no answer given")
         value, start = texts[0], (starts[0] if starts else context.find(texts[0]))
@@ -53,6 +55,11 @@ def _answer(encoder: Encoder, row: Row, context: str) -> tuple[str, int]:
     if not value or start < 0:
         raise DataError(f"answer {value[:80]!r} does not occur in the context")
     return value, start
+
+
+def _list(value: Any) -> list[Any]:
+    """SQuAD gives lists of answers, other data a single one."""
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def rows(output: Any, batch: Batch) -> Tensor:

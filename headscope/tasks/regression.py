@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from headscope.errors import DataError
+from headscope.errors import DataError, ModelError
 from headscope.examples import Example
 from headscope.losses import Distribution
 from headscope.tasks import Encoder, Row, Task, example, logits
@@ -12,6 +12,8 @@ from headscope.tasks import Encoder, Row, Task, example, logits
 
 def encode(encoder: Encoder, row: Row, number: int) -> list[Example]:
     """One example whose target is a number."""
+    if encoder.config.num_labels != 1:
+        raise ModelError(f"this model gives {encoder.config.num_labels} outputs, and regression judges only one")
     pair = encoder.text(row, "pair") if "pair" in encoder.columns else None
     tokens, truncated = encoder.cut(encoder.text(row, "text"), pair)
     labelled = "label" in encoder.columns

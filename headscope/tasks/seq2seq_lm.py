@@ -29,12 +29,13 @@ def prepare(model: Any, batch: Batch) -> dict[str, Any]:
     inputs = dict(batch.inputs)
     labels = batch.targets.long()
     make = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    inputs["decoder_input_ids"] = make(labels=labels) if make else _moved_right(model.config, labels)
+    inputs["decoder_input_ids"] = make(labels=labels) if make else moved_right(model.config, labels)
     inputs.pop("token_type_ids", None)
     return inputs
 
 
-def _moved_right(config: Any, labels: Tensor) -> Tensor:
+def moved_right(config: Any, labels: Tensor) -> Tensor:
+    """The tokens one place later, behind the decoder's start token."""
     start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
     moved = torch.roll(labels, 1, dims=1)
     moved[:, 0] = start

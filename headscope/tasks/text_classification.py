@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.errors import DataError
+from headscope.errors import DataError, ModelError
 from headscope.examples import Batch, Example
 from headscope.tasks import Encoder, Row, Task, example, logits
 
@@ -17,8 +17,10 @@ def encode(encoder: Encoder, row: Row, number: int) -> list[Example]:
     pair = encoder.text(row, "pair") if "pair" in encoder.columns else None
     tokens, truncated = encoder.cut(encoder.text(row, "text"), pair)
     labelled = "label" in encoder.columns
+    if not _several(encoder.config) and encoder.config.num_labels == 1:
+        raise ModelError("this model gives one number, not classes", hint="use --task regression")
     if _several(encoder.config):
-        targets = _flags(encoder, row) if labelled else [0] * encoder.config.num_labels
+        targets = _flags(encoder, row) if labelled else [0] * int(encoder.config.num_labels or 0)
     else:
         targets = [encoder.label(row) if labelled else 0]
     return [example(number, tokens, targets, truncated=truncated, labelled=labelled)]
@@ -26,7 +28,7 @@ def encode(encoder: Encoder, row: Row, number: int) -> list[Example]:
 
 def rows(output: Any, batch: Batch) -> Tensor:
     """Class logits `[example 1 class]`; for yes/no labels `[example label 2]`, so that each is a choice of two."""
-    if batch.targets.shape[1] == 1:
+    if batch.targets.shape[1] == 1 and output.logits.shape[-1] > 1:
         return logits(output, batch)
     return torch.stack([torch.zeros_like(output.logits), output.logits], dim=-1)
 
@@ -42,10 +44,10 @@ def _flags(encoder: Encoder, row: Row) -> list[int]:
         raise DataError(
             f"this model gives several labels to a text: column {encoder.columns['label']!r} must be a list"
         )
-    if len(value) == encoder.config.num_labels and set(value) <= {0, 1}:
+    if len(value) == encoder.config.num_labels and all(flag in (0, 1) for flag in value):
         return [int(flag) for flag in value]
     held = {encoder.class_number(label) for label in value}
-    return [int(label in held) for label in range(encoder.config.num_labels)]
+    return [int(label in held) for label in range(int(encoder.config.num_labels or 0))]
 
 
 TASK = Task(

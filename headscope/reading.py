@@ -1,0 +1,116 @@
+"""Reading attention rows while a model runs: every score sums what it needs from blocks that are dropped at once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from headscope.heads import Site, SiteId
+from headscope.patterns import blocks
+from headscope.scores import RowBlock
+from headscope.taps import AttentionCall, FunctionTap, InterfaceTap, ModuleStack
+from headscope.texts import Texts
+
+Sums = dict[str, Tensor]
+_READABLE = ("eager", "sdpa")
+
+
+class RowReader:
+    """Sums over attention rows for each site and example of the running batch.
+
+    `replace` lets the model go on with the context of the blocks instead of computing attention twice; with gradients
+    it must be off, since the blocks' graph would keep every row.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sites: Sequence[Site],
+        readers: Sequence[Callable[[RowBlock], Sums]],
+        *,
+        replace: bool,
+    ) -> None:
+        self.model, self.readers, self.replace = model, readers, replace
+        self._by_module: dict[int, list[Site]] = {}
+        for site in sites:
+            self._by_module.setdefault(id(model.get_submodule(site.module)), []).append(site)
+        self._function = any(site.source == "function" for site in sites)
+        self._counts: dict[int, int] = {}
+        self._texts, self._examples = Texts({}, None, None), 1
+        self.sums: dict[SiteId, Sums] = {}
+
+    def start(self, texts: Texts, examples: int) -> None:
+        """Begin a batch: what stands in it, and how many examples it has."""
+        self._texts, self._examples = texts, examples
+        self.sums.clear()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read while the block runs; the attention implementation is switched where needed and put back."""
+        with contextlib.ExitStack() as stack:
+            if not self._function:
+                stack.enter_context(readable_attention(self.model))
+            handle = self.model.register_forward_pre_hook(lambda *_: self._counts.clear())
+            stack.callback(handle.remove)
+            tap = stack.enter_context(InterfaceTap(self._off_interface, self._read))
+            if self._function:
+                modules = stack.enter_context(ModuleStack(self.model, lambda *_: None))
+                stack.enter_context(FunctionTap(modules, tap, self._off_interface))
+            yield
+
+    def _read(self, call: AttentionCall) -> Tensor | None:
+        """Read a call before the model computes it; with `replace` the blocks' context stands in for its result."""
+        site = self._site(call)
+        if site is None:
+            return None
+        contexts: list[Tensor] = []
+        with contextlib.nullcontext() if self.replace else torch.no_grad():
+            for block, context in blocks(site, call):
+                self._add(site, self._texts.block(block, self._examples))
+                if self.replace and context is not None:
+                    contexts.append(context)
+        return torch.cat(contexts, dim=1) if contexts else None
+
+    def _off_interface(self, call: AttentionCall) -> None:
+        if call.on_interface:
+            return
+        site = self._site(call)
+        if site is not None:
+            with torch.no_grad():
+                for block, _ in blocks(site, call):
+                    self._add(site, self._texts.block(block, self._examples))
+
+    def _site(self, call: AttentionCall) -> Site | None:
+        """The site of this call: modules shared between layers run once for each of them, in order."""
+        known = self._by_module.get(id(call.module))
+        if known is None:
+            return None
+        count = self._counts.get(id(call.module), 0)
+        self._counts[id(call.module)] = count + 1
+        total = 1 + len(known[0].shared_with)
+        return next((site for site in known if site.call == count % total), None)
+
+    def _add(self, site: Site, block: RowBlock) -> None:
+        sums = self.sums.setdefault(site.id, {})
+        for reader in self.readers:
+            for name, values in reader(block).items():
+                each = values.reshape(self._examples, -1, site.n_heads).sum(dim=1)  # windows of an example together
+                sums[name] = sums[name] + each if name in sums else each
+
+
+@contextlib.contextmanager
+def readable_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Run with an implementation whose masks say which keys a query may see, and put back the one that was set."""
+    before = str(model.config._attn_implementation)
+    if before in _READABLE:
+        yield
+        return
+    model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)

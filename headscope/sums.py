@@ -1,0 +1,89 @@
+"""Sums of what each example gives, in float64 and apart for two random halves, and the means and rankings they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from headscope.examples import Batch
+from headscope.heads import Site, SiteId
+from headscope.objective import Outcome
+from headscope.scores import Evidence, Means, Score
+
+Rows = Mapping[SiteId, Mapping[str, Tensor]]
+"""What the scores summed over attention rows, `[batch head]` by site and name."""
+
+
+class ScoreSums:
+    """Sums over the examples of every moment of every score, which do not depend on how examples were batched.
+
+    The seeded order of the data is random, so examples of odd and even number are two random halves. An example that
+    has no value for a moment (NaN) is left out of that moment's mean.
+    """
+
+    def __init__(self, scores: Mapping[str, Score]) -> None:
+        self.scores = scores
+        self.counts = [0, 0]
+        self._totals: dict[SiteId, dict[str, tuple[Tensor, Tensor]]] = {}
+
+    @property
+    def count(self) -> int:
+        """Examples added so far."""
+        return sum(self.counts)
+
+    def add(self, batch: Batch, outcome: Outcome, sites: Sequence[Site], rows: Rows) -> None:
+        """Add the examples of a batch."""
+        half = torch.tensor([number % 2 for number in batch.numbers])
+        for number in batch.numbers:
+            self.counts[number % 2] += 1
+        for site in sites:
+            gate, sampled = outcome.gate.get(site.id), outcome.sampled.get(site.id)
+            evidence = Evidence(site, batch.positions, _host(gate), _host(sampled), rows.get(site.id))
+            moments: dict[str, Tensor] = {}
+            for score in self.scores.values():
+                moments |= score.moments(evidence)
+            self._add(site, moments, half)
+
+    def _add(self, site: Site, moments: Mapping[str, Tensor], half: Tensor) -> None:
+        kept = self._totals.setdefault(site.id, {})
+        for name, values in moments.items():
+            if name not in kept:
+                blank = torch.zeros(2, site.n_heads, dtype=torch.float64, device=values.device)
+                kept[name] = (blank, blank.clone())
+            total, seen = kept[name]
+            present = values.isfinite()
+            total.index_add_(0, half.to(values.device), values.double().where(present, 0.0))
+            seen.index_add_(0, half.to(values.device), present.double())
+
+    def means(self, site: SiteId, half: int | None = None) -> dict[str, Tensor]:
+        """Means over all examples or those of one half, `[head]` by moment; NaN where no example has a value."""
+        part = slice(None) if half is None else slice(half, half + 1)
+        kept = self._totals.get(site, {})
+        return {name: (total[part].sum(dim=0) / seen[part].sum(dim=0)).cpu() for name, (total, seen) in kept.items()}
+
+    def stability(self, score: Score, sites: Sequence[Site]) -> float:
+        """Spearman correlation of the two halves' rankings of all heads; NaN where a half is empty or all are equal."""
+        if min(self.counts) == 0:
+            return float("nan")
+        halves: list[list[float]] = [[], []]
+        for index, ranking in enumerate(halves):
+            for site in sites:
+                means = Means(self.counts[index], self.means(site.id, index))
+                ranking += score.finish(site, means)[score.ranks].tolist()
+        return spearman(*halves)
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float:
+    """Rank correlation; NaN where one side is constant or there are fewer than two heads."""
+    from scipy.stats import rankdata, spearmanr
+
+    if len(first) < 2 or len(set(rankdata(first))) == 1 or len(set(rankdata(second))) == 1:
+        return float("nan")
+    return float(spearmanr(first, second)[0])  # type: ignore[arg-type]
+
+
+def _host(tensor: Tensor | None) -> Tensor | None:
+    """Off devices without float64."""
+    return tensor.cpu() if tensor is not None and tensor.device.type == "mps" else tensor

@@ -1,0 +1,74 @@
+"""What stands at each position of a batch: real or padding, which token, special or not; for reading attention rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headscope.heads import AttentionKind, Site
+from headscope.patterns import Block
+from headscope.scores import RowBlock
+
+
+@dataclass(frozen=True)
+class Side:
+    """One stack's sequence: `real` and `tokens` are `[example position]`."""
+
+    real: Tensor
+    tokens: Tensor | None
+
+
+class Texts:
+    """The sequences of one batch: those that the encoder (or only stack) reads, and those that a decoder reads."""
+
+    def __init__(self, inputs: Mapping[str, Any], decoded: Tensor | None, special: Tensor | None) -> None:
+        """`decoded` says which positions of `decoder_input_ids` are real, `special` lists special token ids."""
+        self.special = special
+        self.source = _side(inputs.get("input_ids"), inputs.get("attention_mask"))
+        ids = inputs.get("decoder_input_ids")
+        self.target = None if ids is None else _side(ids, decoded)
+
+    def block(self, block: Block, examples: int) -> RowBlock:
+        """A block of rows with what stands at its queries and keys; keys that are padding are not visible.
+
+        Sequences that are no text of the batch (patches, windows, frames) are all real and hold no token.
+        """
+        site, count, width = block.site, block.rows.shape[2], block.rows.shape[3]
+        positions = torch.arange(block.first, block.first + count, device=block.rows.device)
+        sequences = block.rows.shape[0]
+        queries, keys = self._queries(site), self._keys(site)
+        apart = sequences != examples
+        real = torch.ones(sequences, count, dtype=torch.bool, device=block.rows.device)
+        visible, query_tokens, key_tokens, special = block.visible, None, None, None
+        if queries is not None and not apart and queries.real.shape[1] >= block.first + count:
+            real = queries.real[:, block.first : block.first + count]
+            query_tokens = None if queries.tokens is None else queries.tokens[:, block.first : block.first + count]
+        if keys is not None and not apart and keys.real.shape[1] >= width:
+            visible = visible & keys.real[:, None, :width]
+            key_tokens = None if keys.tokens is None else keys.tokens[:, :width]
+            if key_tokens is not None and self.special is not None:
+                special = torch.isin(key_tokens, self.special) & keys.real[:, :width]
+        if site.id.kind is AttentionKind.CROSS:
+            query_tokens = None  # tokens of two languages or alphabets are not compared
+        return RowBlock(site, positions, block.rows, visible, real, query_tokens, key_tokens, special)
+
+    def _queries(self, site: Site) -> Side | None:
+        if site.id.stack in ("vision", "audio"):
+            return None
+        return self.target if self.target is not None and site.id.stack == "decoder" else self.source
+
+    def _keys(self, site: Site) -> Side | None:
+        return self.source if site.id.kind is AttentionKind.CROSS else self._queries(site)
+
+
+def _side(tokens: Tensor | None, real: Tensor | None) -> Side | None:
+    if tokens is None and real is None:
+        return None
+    if real is None:
+        assert tokens is not None
+        real = torch.ones_like(tokens, dtype=torch.bool)
+    return Side(real.bool(), tokens)

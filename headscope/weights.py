@@ -1,0 +1,112 @@
+"""What the weight files of a checkpoint hold, against what its model needs: nothing made up, nothing from elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from headscope.errors import ModelError, UsageError
+from headscope.headers import CONFIG_LIMIT, check_config, check_sizes, has_safetensors, read_config, read_headers
+from headscope.jsonfiles import inside, json_object, quote, read
+from headscope.location import Location
+
+_PICKLE_INDEX = "pytorch_model.bin.index.json"
+
+
+def check_files(location: Location, *, allow_pickle: bool) -> dict[str, Any]:
+    """The configuration of a checkpoint whose files are there, stay in its folder and have sizes that agree.
+
+    Raises:
+        UsageError: the folder's name is no text.
+        ModelError: one is missing, unsafe or contradicts another.
+    """
+    folder = location.folder
+    if not _is_utf8(os.fsencode(folder)):
+        raise UsageError(f"{location.name}: its name is not UTF-8, and no weights can be read there", hint="rename it")
+    config = read_config(folder)
+    check_config(config)
+    if config.get("transformers_weights") is not None:
+        named = quote(config["transformers_weights"])
+        raise ModelError(f"{location.name}: config.json has its weights read from {named}", hint="remove that field")
+    if has_safetensors(folder):
+        check_sizes(config, read_headers(folder))
+    elif allow_pickle:
+        _check_pickles(folder)
+    else:
+        read_headers(folder)  # says why not
+    if config.get("pruned_heads"):
+        raise ModelError(
+            f"{location.name}: config.json has pruned_heads, which transformers 5 ignores",
+            hint="write a rectangular checkpoint with the transformers 4 that pruned it",
+        )
+    return config
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _check_pickles(folder: Path) -> None:
+    """Pickled weights, whole or in shards, must lie in the folder."""
+    pickles = sorted(file.name for file in folder.glob("pytorch_model*.bin"))
+    if (folder / _PICKLE_INDEX).is_file():
+        data, _ = read(inside(folder, _PICKLE_INDEX), CONFIG_LIMIT)
+        where = json_object(data, folder / _PICKLE_INDEX).get("weight_map")
+        shards = where.values() if isinstance(where, dict) else ()
+        for name in shards:
+            if name not in pickles:
+                raise ModelError(f"{folder / _PICKLE_INDEX}: {quote(name)} is no pytorch_model*.bin of the folder")
+    if not pickles:
+        read_headers(folder)  # says what is missing
+    for name in pickles:
+        inside(folder, name)
+
+
+def check_keys(location: Location, model: PreTrainedModel, info: Mapping[str, Any], *, headless: bool) -> list[str]:
+    """Refuse a model with made-up weights; note weights of the file that the model does not use.
+
+    A model that is wanted without its head (`headless`) may lack the pooling layer.
+
+    Raises:
+        ModelError: a parameter is missing or has another shape.
+    """
+    mismatched, missing = sorted(map(str, info["mismatched_keys"])), sorted(info["missing_keys"])
+    if mismatched:
+        raise ModelError(f"{location.name}: {mismatched[0]} has another shape than config.json says")
+    missing = [key for key in missing if not (headless and "pooler" in key)]
+    if missing:
+        prefix = model.base_model_prefix
+        has_base = isinstance(getattr(model, prefix, None), nn.Module)
+        if has_base and not headless and all(not key.startswith(f"{prefix}.") for key in missing):
+            raise ModelError(
+                f"{location.name}: the task head is not in this checkpoint ({missing[0]} is missing), "
+                "scores would be of a random head",
+                hint="use a fine-tuned checkpoint, or --task embedding for the model without a head",
+            )
+        raise ModelError(f"{location.name}: {missing[0]} is missing ({len(missing)} in all), it would be random")
+    unexpected = sorted(info["unexpected_keys"])
+    if not unexpected:
+        return []
+    plural = "tensor of the checkpoint is" if len(unexpected) == 1 else "tensors of the checkpoint are"
+    return [f"{len(unexpected)} {plural} not used by this task, such as {unexpected[0]}"]
+
+
+def non_finite(model: nn.Module) -> dict[str, int]:
+    """Parameters that hold NaN or infinity, with how many."""
+    found: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and parameter.device.type != "meta":
+            count = int((~torch.isfinite(parameter)).sum())
+            if count:
+                found[name] = count
+    return found
