@@ -122,7 +122,7 @@ class _Reader:
             coupled=coupled,
             shared=shared,
             mixes_heads=bool(fed.mixed.any()),
-            window=_window(self.call.module),
+            window=_window(self.call, kind),
             source="interface" if self.call.on_interface else "function",
         )
 
@@ -226,9 +226,14 @@ class _Reader:
         return tuple(dict.fromkeys(coupled)), tuple(path for path in dict.fromkeys(shared) if path not in coupled)
 
 
-def _window(module: nn.Module) -> int | None:
-    window = getattr(module, "sliding_window", None)
-    return window if isinstance(window, int) and not isinstance(window, bool) and window > 0 else None
+def _window(call: AttentionCall, kind: AttentionKind) -> int | None:
+    """The most keys that a query sees where the call or its module limits it; a window reaches to both sides of self
+    attention and holds the query once.
+    """
+    window = call.keywords.get("sliding_window") or getattr(call.module, "sliding_window", None)
+    if not isinstance(window, int) or isinstance(window, bool) or window <= 0:
+        return None
+    return 2 * window - 1 if kind is AttentionKind.SELF else window
 
 
 def _batch_axis(projected: Tensor) -> int:

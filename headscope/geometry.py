@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -66,8 +67,9 @@ def context_numbers(call: AttentionCall, shape: Geometry) -> Tensor:
 def attention_kind(call: AttentionCall, shape: Geometry, path: str) -> AttentionKind:
     """Self, causal or cross, from how the call behaves: which keys its first query can reach."""
     probabilities, query, key, value = call.probabilities, call.query, call.key, call.value
-    if getattr(call.module, "is_cross_attention", False):
-        return AttentionKind.CROSS
+    named = re.search(r"cross|encoder_attn|EncDecAttention", path.rpartition(".")[2])
+    if named or getattr(call.module, "is_cross_attention", False):
+        return AttentionKind.CROSS  # stacks of equally many tokens do not show it
     if probabilities is not None:
         n_queries, n_keys = probabilities.shape[-2:]
         if n_queries != n_keys:

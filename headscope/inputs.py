@@ -32,11 +32,16 @@ def probe_inputs(model: PreTrainedModel) -> dict[str, Any]:
         inputs["input_values"] = _sound(config, generator)
     if main == "input_features":
         inputs["input_features"] = _spectrum(config, generator)
-    if "decoder_input_ids" in accepted:
+    if "decoder_input_ids" in accepted and not _pools_end(model):
         inputs["decoder_input_ids"] = _tokens(config, TARGET_TOKENS, generator)
     if "use_cache" in accepted:
         inputs["use_cache"] = False
     return _placed(inputs, model)
+
+
+def _pools_end(model: PreTrainedModel) -> bool:
+    """Whether the model reads its text into the decoder too and judges it at the end token."""
+    return bool(model.config.is_encoder_decoder) and "ForSequenceClassification" in type(model).__name__
 
 
 def _speaks(main: str) -> bool:
@@ -52,12 +57,13 @@ def _tokens(config: PreTrainedConfig, length: int, generator: torch.Generator) -
         for source in (config, text)
         for name in ("pad_token_id", "image_token_id", "image_token_index", "audio_token_id", "video_token_id")
     }
-    usable = [token for token in range(min(int(vocabulary), 1000)) if token not in reserved] or [0]
+    end = getattr(text, "eos_token_id", None)
+    end = end if isinstance(end, int) and 0 <= end < int(vocabulary) else None
+    usable = [token for token in range(min(int(vocabulary), 1000)) if token not in reserved and token != end] or [0]
     picks = torch.randint(len(usable), (BATCH, length), generator=generator)
     ids = torch.tensor(usable)[picks]
-    end = getattr(text, "eos_token_id", None)
-    if isinstance(end, int) and end < int(vocabulary) and hasattr(config, "vision_config"):
-        ids[:, -1] = end  # CLIP pools the text at its end token
+    if end is not None:
+        ids[:, -1] = end  # some models pool a text at its end token
     return ids
 
 

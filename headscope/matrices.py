@@ -55,7 +55,7 @@ def _parameter(model: nn.Module, piece: ParameterSlice) -> Tensor:
 def parameters_per_head(model: nn.Module, site: Site) -> tuple[int, ...]:
     """Query, output and gate slices of each query head, with the key and value slices at the first head of a group.
 
-    A module shared between layers is counted at its first layer.
+    A module shared between layers is counted at its first layer; parameters that couple heads count in equal parts.
     """
     counts = [0] * site.n_heads
     if site.call:
@@ -67,6 +67,10 @@ def parameters_per_head(model: nn.Module, site: Site) -> tuple[int, ...]:
         for owner in piece.owner:
             if owner >= 0:
                 counts[owner * site.group_size if shared else owner] += each
+    for path in site.coupled:  # no slice of these is one head's alone: each counts as one part of as many
+        size = model.get_parameter(path).numel()
+        for head in range(site.n_heads):
+            counts[head] += size // site.n_heads + (head < size % site.n_heads)
     return tuple(counts)
 
 

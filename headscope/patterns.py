@@ -6,61 +6,118 @@ Families that bypass the attention interface show the probabilities that they co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from headscope.heads import Site
 from headscope.shapes import Bool, Float
-from headscope.taps import AttentionCall
+from headscope.taps import SOFTMAX, AttentionCall
+from headscope.tiles import MASKED, fits, tiles
 
-BLOCK_VALUES = 2**20
-"""Probabilities held at once: 4 MiB in float32, which stays in a CPU's cache."""
+BLOCK_VALUES = 2**22
+"""Probabilities held at once: 16 MiB in float32."""
+LONGEST = 512
+"""Queries in a block at most: near the start of a causal text they see few keys, and the block grows with them."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Attention rows of the queries from `first` on: `rows` and which keys each query may look at (`visible`).
+    """Attention rows of the queries from `first` on: `rows`, and which keys each query may look at (`visible`). Keys
+    behind the last one that any of these queries may see can be left out.
 
-    Keys behind the last one that any of these queries may see can be left out.
+    `sequence` is the only sequence that the rows are of, or None where they are of all.
     """
 
     site: Site
     first: int
     rows: Float[Tensor, "sequence head query key"]
     visible: Bool[Tensor, "#sequence query key"]
+    logits: Float[Tensor, "sequence head query key"] | None = None
+    """log A up to a constant of each query (its largest is 0, masked keys are far below), where that was seen."""
+    sequence: int | None = None
 
 
-def blocks(site: Site, call: AttentionCall) -> Iterator[tuple[Block, Tensor | None]]:
-    """The blocks of one attention call in order, each with the context of its queries as eager attention returns it.
+Reader = Callable[[Block], None]
+"""Sees a block, whose tensors may be overwritten by the next."""
 
-    The context is None where the model has already computed its probabilities itself.
+
+def read(site: Site, call: AttentionCall, reader: Reader) -> Tensor | None:
+    """Show every block of an attention call to `reader`, and return the context that eager attention would.
+
+    None stands for the context where the model has already computed its probabilities itself.
     """
     if call.probabilities is not None:
-        yield from ((block, None) for block in _cut(site, call.probabilities))
-        return
+        for block in _cut(site, call.probabilities):
+            reader(block)
+        return None
+    return _read_tiles(site, call, reader) if fits(call) else _read_eager(site, call, reader)
+
+
+def _read_tiles(site: Site, call: AttentionCall, reader: Reader) -> Tensor:
+    assert call.query is not None and call.value is not None
+    mask = _Mask(call)
+    batch, n_heads, n_queries, _ = call.query.shape
+    context = call.value.new_empty(batch, n_queries, n_heads, call.value.shape[-1])
+    for tile in tiles(call, mask.mask, causal=mask.causal):
+        count, reach = tile.rows.shape[1:]
+        allowed = mask.allowed(tile.first, tile.first + count, reach)
+        allowed = allowed[tile.sequence : tile.sequence + 1] if len(allowed) > 1 else allowed
+        reader(Block(site, tile.first, tile.rows[None], allowed, tile.logits[None], tile.sequence))
+        context[tile.sequence, tile.first : tile.first + count] = tile.context.to(context.dtype)
+    return context
+
+
+def _read_eager(site: Site, call: AttentionCall, reader: Reader) -> Tensor:
     query, key, value, eager = call.query, call.key, call.value, call.eager
     assert query is not None and key is not None and value is not None and eager is not None
     mask = _Mask(call)
     n_queries, n_keys = query.shape[2], key.shape[2]
-    size = max(1, BLOCK_VALUES // (query.shape[0] * query.shape[1] * n_keys))
-    for first in range(0, n_queries, size):
-        last = min(first + size, n_queries)
+    contexts: list[Tensor] = []
+    first = 0
+    while first < n_queries:
+        width = query.shape[0] * query.shape[1] * mask.reach(first + 1)
+        last = min(first + max(1, BLOCK_VALUES // width), first + LONGEST, n_queries)
         reach = mask.reach(last)
-        allowed = mask.allowed(first, last, reach)
-        context, rows = eager(
-            call.module,
-            query[:, :, first:last],
-            key[:, :, :reach],
-            value[:, :, :reach],
-            mask.additive(first, last, reach),
-            *call.arguments,
-            **_sliced(call.keywords, first, last, reach, n_queries=n_queries, n_keys=n_keys),
-        )[:2]
-        yield Block(site, first, rows, allowed), context
+        with _SoftmaxTap() as seen:
+            context, rows = eager(
+                call.module,
+                query[:, :, first:last],
+                key[:, :, :reach],
+                value[:, :, :reach],
+                mask.additive(first, last, reach),
+                *call.arguments,
+                **_sliced(call.keywords, first, last, reach, n_queries=n_queries, n_keys=n_keys),
+            )[:2]
+        reader(Block(site, first, rows, mask.allowed(first, last, reach), seen.logits_of(rows)))
+        contexts.append(context)
+        first = last
+    return torch.cat(contexts, dim=1)
+
+
+class _SoftmaxTap(TorchFunctionMode):
+    """Remembers what the last softmax was taken of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._input: Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func in SOFTMAX and args:
+            self._input = args[0]
+        return func(*args, **(kwargs or {}))
+
+    def logits_of(self, rows: Tensor) -> Tensor | None:
+        """The softmax's input for the keys of `rows`, without the columns of sinks behind them."""
+        seen = self._input
+        if seen is None or seen.shape[:-1] != rows.shape[:-1] or seen.shape[-1] < rows.shape[-1]:
+            return None
+        kept = seen[..., : rows.shape[-1]].detach()
+        return (kept - kept.amax(dim=-1, keepdim=True)).clamp_min_(MASKED)  # 0 · −∞ is not a number
 
 
 class _Mask:

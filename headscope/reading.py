@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from headscope.heads import Site, SiteId
-from headscope.patterns import blocks
+from headscope.patterns import Block, read
 from headscope.scores import RowBlock
 from headscope.taps import AttentionCall, FunctionTap, InterfaceTap, ModuleStack
 from headscope.texts import Texts
@@ -67,13 +67,9 @@ class RowReader:
         site = self._site(call)
         if site is None:
             return None
-        contexts: list[Tensor] = []
         with contextlib.nullcontext() if self.replace else torch.no_grad():
-            for block, context in blocks(site, call):
-                self._add(site, self._texts.block(block, self._examples))
-                if self.replace and context is not None:
-                    contexts.append(context)
-        return torch.cat(contexts, dim=1) if contexts else None
+            context = read(site, call, self._add)
+        return context if self.replace else None
 
     def _off_interface(self, call: AttentionCall) -> None:
         if call.on_interface:
@@ -81,8 +77,7 @@ class RowReader:
         site = self._site(call)
         if site is not None:
             with torch.no_grad():
-                for block, _ in blocks(site, call):
-                    self._add(site, self._texts.block(block, self._examples))
+                read(site, call, self._add)
 
     def _site(self, call: AttentionCall) -> Site | None:
         """The site of this call: modules shared between layers run once for each of them, in order."""
@@ -94,12 +89,18 @@ class RowReader:
         total = 1 + len(known[0].shared_with)
         return next((site for site in known if site.call == count % total), None)
 
-    def _add(self, site: Site, block: RowBlock) -> None:
-        sums = self.sums.setdefault(site.id, {})
+    def _add(self, block: Block) -> None:
+        """Add what the scores make of a block to the sums of its examples and heads."""
+        site, sums = block.site, self.sums.setdefault(block.site.id, {})
+        shown = self._texts.block(block, self._examples)
         for reader in self.readers:
-            for name, values in reader(block).items():
-                each = values.reshape(self._examples, -1, site.n_heads).sum(dim=1)  # windows of an example together
-                sums[name] = sums[name] + each if name in sums else each
+            for name, values in reader(shown).items():
+                if name not in sums:
+                    sums[name] = values.new_zeros(self._examples, site.n_heads)
+                if block.sequence is None:  # windows of an example together
+                    sums[name] += values.reshape(self._examples, -1, site.n_heads).sum(dim=1)
+                else:
+                    sums[name][block.sequence] += values[0]
 
 
 @contextlib.contextmanager

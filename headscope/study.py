@@ -173,7 +173,10 @@ class Study:
             special = torch.tensor(sorted(self.loaded.tokenizer().all_special_ids), device=model.device)
 
         def begin(inputs: dict[str, Any], batch: Batch) -> None:
-            reader.start(Texts(inputs, batch.predicted, special), len(batch))
+            ids, decoded = inputs.get("decoder_input_ids"), batch.predicted
+            if ids is not None and ids.shape != decoded.shape:
+                decoded = inputs["attention_mask"]  # the decoder reads the text itself
+            reader.start(Texts(inputs, decoded, special), len(batch))
 
         objective.on_inputs = begin
         return reader

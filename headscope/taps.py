@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import AttentionInterface
 
-_SOFTMAX = {torch.softmax, torch.Tensor.softmax, F.softmax}
+SOFTMAX = {torch.softmax, torch.Tensor.softmax, F.softmax}
 _PRODUCT = {
     torch.matmul,
     torch.Tensor.matmul,
@@ -52,6 +52,8 @@ class AttentionCall:
     arguments: tuple[Any, ...] = ()
     """Positional arguments behind the mask."""
     keywords: dict[str, Any] = field(default_factory=dict)
+    implementation: str = ""
+    """The name of the attention function that runs."""
     eager: Callable[..., Any] | None = None
     """The model's own eager attention function, whatever runs in its place."""
 
@@ -84,7 +86,7 @@ class InterfaceTap(contextlib.AbstractContextManager["InterfaceTap"]):
             def tapped(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
                 call = AttentionCall(module, query, key, value, query[:0], None, True)
                 call.mask = args[0] if args else kwargs.get("attention_mask")
-                call.arguments, call.eager = args[1:], default
+                call.arguments, call.eager, call.implementation = args[1:], default, name
                 call.keywords = {name: value for name, value in kwargs.items() if name != "attention_mask"}
                 tap.depth += 1
                 try:
@@ -163,7 +165,7 @@ class FunctionTap(TorchFunctionMode):
         if mapped is not None:
             return self._after_softmax(func, output, inputs, mapped)
         scored = next((self._scores[id(tensor)] for tensor in inputs if id(tensor) in self._scores), None)
-        if func in _SOFTMAX:
+        if func in SOFTMAX:
             module = self.stack.innermost()
             if module is not None:
                 self._maps[id(output)] = (output, module, scored[1:] if scored else None)
@@ -192,7 +194,7 @@ class FunctionTap(TorchFunctionMode):
         if module is None:
             return output
         call = AttentionCall(module, given["query"], given["key"], given["value"], output, None, False)
-        call.mask, call.eager = given.get("attn_mask"), plain_attention
+        call.mask, call.eager, call.implementation = given.get("attn_mask"), plain_attention, "sdpa"
         call.keywords = {"is_causal": bool(given.get("is_causal", False)), "scale": given.get("scale")}
         changed = self.on_call(call)
         return output if changed is None else changed

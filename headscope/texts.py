@@ -41,20 +41,22 @@ class Texts:
         positions = torch.arange(block.first, block.first + count, device=block.rows.device)
         sequences = block.rows.shape[0]
         queries, keys = self._queries(site), self._keys(site)
-        apart = sequences != examples
         real = torch.ones(sequences, count, dtype=torch.bool, device=block.rows.device)
         visible, query_tokens, key_tokens, special = block.visible, None, None, None
-        if queries is not None and not apart and queries.real.shape[1] >= block.first + count:
-            real = queries.real[:, block.first : block.first + count]
-            query_tokens = None if queries.tokens is None else queries.tokens[:, block.first : block.first + count]
-        if keys is not None and not apart and keys.real.shape[1] >= width:
-            visible = visible & keys.real[:, None, :width]
-            key_tokens = None if keys.tokens is None else keys.tokens[:, :width]
+        here = slice(None) if block.sequence is None else slice(block.sequence, block.sequence + 1)
+        aligned = block.sequence is not None or sequences == examples
+        if queries is not None and aligned and queries.real.shape[1] >= block.first + count:
+            real = queries.real[here, block.first : block.first + count]
+            query_tokens = None if queries.tokens is None else queries.tokens[here, block.first : block.first + count]
+        if keys is not None and aligned and keys.real.shape[1] >= width:
+            visible = visible & keys.real[here, None, :width]
+            key_tokens = None if keys.tokens is None else keys.tokens[here, :width]
             if key_tokens is not None and self.special is not None:
-                special = torch.isin(key_tokens, self.special) & keys.real[:, :width]
+                special = torch.isin(key_tokens, self.special) & keys.real[here, :width]
         if site.id.kind is AttentionKind.CROSS:
             query_tokens = None  # tokens of two languages or alphabets are not compared
-        return RowBlock(site, positions, block.rows, visible, real, query_tokens, key_tokens, special)
+        tokens = (query_tokens, key_tokens, special)
+        return RowBlock(site, positions, block.rows, visible, real, *tokens, logits=block.logits)
 
     def _queries(self, site: Site) -> Side | None:
         if site.id.stack in ("vision", "audio"):

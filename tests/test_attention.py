@@ -1,4 +1,4 @@
-"""Attention statistics equal loops over transformers' own maps, for every structure, with padding and unequal lengths."""
+"""Attention statistics equal loops over transformers' own maps, for every structure, padded and of unequal lengths."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from zoo import SPECIMENS
 
 import headscope.patterns
+import headscope.tiles
 from headscope.data import DataOptions
 from headscope.discovery import find_sites
 from headscope.heads import AttentionKind, Site
@@ -30,7 +31,7 @@ TEXT = [
     *("llama-mqa", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "cohere", "stablelm"),
     *("gpt_oss", "deepseek_v3", "bitnet", "albert", "olmo2", "gpt_bigcode"),
 ]
-# Not falcon-alibi: its eager path adds the bias to a mask that holds it already, so it is another model than under sdpa.
+# Not falcon-alibi: its eager path adds the bias to a mask that holds it already, so it is not the model under sdpa.
 PAIRS = ["t5", "bart", "marian", "whisper", "speech_to_text"]
 PICTURES = ["vit", "deit", "dinov2"]
 FLOAT32_SOFTMAX = 2e-6  # many families' eager softmax is float32 whatever the model
@@ -95,12 +96,16 @@ def check(site: Site, found: dict[str, Tensor], maps: Tensor, inputs: dict[str, 
 
 
 @pytest.mark.parametrize("name", [*TEXT, *PAIRS, *PICTURES])
-@pytest.mark.parametrize("block", [3, 1 << 20], ids=["blocks", "whole"])
-def test_statistics_equal_loops_over_own_maps(name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["blocks", "whole", "tiles"])
+def test_statistics_equal_loops_over_own_maps(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     specimen = SPECIMENS[name]
     model = specimen.build()
     inputs = specimen.inputs(model)
-    monkeypatch.setattr(headscope.patterns, "BLOCK_VALUES", block if block > 3 else 3 * 5 * 9 * 3)
+    if way == "blocks":
+        monkeypatch.setattr(headscope.patterns, "BLOCK_VALUES", 3 * 5 * 9 * 3)  # three queries
+    if way == "tiles":
+        monkeypatch.setattr(headscope.tiles, "LONG", 0)
+        monkeypatch.setattr(headscope.tiles, "VALUES", 8 * 9 * 2)
     before = model.config._attn_implementation
     found = sums(model, inputs)
     assert model.config._attn_implementation == before

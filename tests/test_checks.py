@@ -25,11 +25,6 @@ UNLIKE = {
     "whisper": "loaded without its head",
 }
 """Why the total of stored parameters differs from the loaded model's."""
-UNSOLVED = {
-    "mistral": "discovery sees no window that is passed in the attention call",
-    "modernbert": "discovery takes the module's window, which is half of what a query sees",
-    "olmo2": "parameters that a norm couples are counted for no head of the loaded model",
-}
 SELF = "bert.encoder.layer.1.attention."
 
 
@@ -224,12 +219,7 @@ def test_survey_of_samples_agrees_with_the_loaded_model(name):
         assert same(quick, loaded)
 
 
-def zoo():
-    marks = {name: pytest.mark.xfail(reason=reason, strict=True) for name, reason in UNSOLVED.items()}
-    return [pytest.param(name, marks=marks.get(name, ())) for name in sorted(SPECIMENS)]
-
-
-@pytest.mark.parametrize("name", zoo())
+@pytest.mark.parametrize("name", sorted(SPECIMENS))
 def test_survey_of_the_zoo_agrees_with_the_loaded_model(name, tmp_path):
     folder = saved(name, tmp_path)
     assert has_safetensors(folder)

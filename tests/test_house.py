@@ -1,4 +1,4 @@
-"""House rules, read off the source without importing the package: floors, forbidden imports, sizes, opening sentences."""
+"""House rules, read off the source without importing the package: floors, imports, sizes, opening sentences."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "headscope"
 FLOORS = [
     "errors columns shapes heads provenance losses examples rows inputs ownership taps",
-    "registry devices tables cost naming jsonfiles unpack geometry stacks capture vocabulary tasks families",
-    "tasks/* families/* fields formats headers matrices objective anatomy",
+    "registry devices tables cost naming jsonfiles unpack geometry stacks capture vocabulary tasks families tiles",
+    "tasks/* families/* fields formats headers matrices objective anatomy patterns",
     "location discovery outline cells folders hub_data scores",
-    "weights scores/* sources reasons",
-    "models",
+    "weights scores/* sources reasons texts",
+    "models sums reading",
     "checks data reports",
     "study reports/*",
     "inspection",

@@ -36,7 +36,7 @@ class RowBlock:
 
     `positions` are the queries' places in their sequence; `visible` says which keys a query may look at (padding is not
     visible), `real` which queries are no padding, `special` which keys are special tokens. Tokens are None where the
-    sequence is no text.
+    sequence is no text. `logits` are log A up to a constant of each query, its largest 0, where that is known.
     """
 
     site: Site
@@ -47,6 +47,7 @@ class RowBlock:
     query_tokens: Int[Tensor, "sequence query"] | None = None
     key_tokens: Int[Tensor, "sequence key"] | None = None
     special: Bool[Tensor, "sequence key"] | None = None
+    logits: Float[Tensor, "sequence head query key"] | None = None
 
 
 @dataclass(frozen=True)

@@ -26,21 +26,23 @@ Sums = dict[str, Tensor]
 def rows(block: RowBlock) -> Sums:
     """Sums over the block's real queries, `[sequence head]` each in float64, and how many queries they are."""
     seen = block.visible.sum(dim=-1)  # [sequence query]
-    entropy = torch.special.entr(block.rows).sum(dim=-1)
     several = seen > 1
+    ones = torch.ones(block.rows.shape[:3], device=block.rows.device)
+    mass = block.rows.sum(dim=-1)  # below one where a sink takes the rest
+    entropy, largest = _entropy(block, mass)
     ratio = entropy / seen.clamp_min(2).log().unsqueeze(1)
     sums = {
-        "queries": _total(torch.ones_like(entropy), block.real),
-        "choices": _total(torch.ones_like(entropy), block.real & several),
+        "queries": _total(ones, block.real),
+        "choices": _total(ones, block.real & several),
         "entropy": _total(entropy, block.real),
         "entropy_ratio": _total(ratio, block.real & several),
-        "confidence": _total(block.rows.amax(dim=-1), block.real),
+        "confidence": _total(largest, block.real),
     }
-    for name, (mass, uniform) in _masses(block, seen).items():
-        sums[name] = _total(mass, block.real)
-        sums[f"{name}_uniform"] = _total(uniform.unsqueeze(1).expand(-1, mass.shape[1], -1), block.real)
+    for name, (on, uniform) in _masses(block, seen).items():
+        sums[name] = _total(on, block.real)
+        sums[f"{name}_uniform"] = _total(uniform.unsqueeze(1).expand(-1, on.shape[1], -1), block.real)
     if block.site.id.kind is not AttentionKind.CROSS:
-        sums["distance"] = _total(_distance(block), block.real)
+        sums["distance"] = _total(_distance(block, mass), block.real)
     return sums
 
 
@@ -48,39 +50,68 @@ def _total(values: Float[Tensor, "sequence head query"], counted: Tensor) -> Flo
     return (values.double() * counted.unsqueeze(1)).sum(dim=-1)
 
 
-def _distance(block: RowBlock) -> Float[Tensor, "sequence head query"]:
+def _entropy(block: RowBlock, mass: Tensor) -> tuple[Tensor, Tensor]:
+    """Entropy of each query's attention and its largest value, `[sequence head query]`.
+
+    With the logits at hand no logarithm of a map is needed: log A = logits + log max A.
+    """
+    rows = block.rows
+    largest = rows.amax(dim=-1)
+    tiny = torch.finfo(rows.dtype).tiny
+    if block.logits is None:
+        return -(rows * rows.clamp_min(tiny).log_()).sum(dim=-1), largest
+    spread = torch.einsum("shqk,shqk->shq", block.logits.to(rows.dtype), rows)  # s: sequence
+    return -largest.clamp_min(tiny).log() * mass - spread, largest
+
+
+def _distance(block: RowBlock, mass: Tensor) -> Float[Tensor, "sequence head query"]:
     """Σ_s A·|t − s|; where no key lies ahead, t·Σ_s A − Σ_s A·s, which needs no table."""
     rows = block.rows
     keys = torch.arange(rows.shape[-1], device=rows.device, dtype=rows.dtype)
     queries = block.positions.to(rows.dtype)
     if block.site.id.kind is AttentionKind.CAUSAL:
-        moments = rows @ torch.stack([torch.ones_like(keys), keys], dim=-1)  # [sequence head query 2]
-        return queries * moments[..., 0] - moments[..., 1]
+        return queries * mass - rows @ keys
     return torch.einsum("shqk,qk->shq", rows, (queries[:, None] - keys).abs())  # s: sequence
 
 
 def _masses(block: RowBlock, seen: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     """Mass on named keys `[sequence head query]`, and what uniform attention would put there `[sequence query]`."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
-    share = block.visible.to(block.rows.dtype) / seen.clamp_min(1).unsqueeze(-1)  # uniform attention
-    share = share.expand(block.rows.shape[0], -1, -1)
+    rows, share = block.rows, 1.0 / seen.clamp_min(1)  # uniform attention on each visible key
+    visible = block.visible.expand(rows.shape[0], -1, -1)
     if block.site.id.kind is not AttentionKind.CROSS:
-        near = {offset: _beside(block.rows, block.positions, offset) for offset in range(-NEAR, NEAR + 1)}
-        even = {offset: _beside(share.unsqueeze(1), block.positions, offset).squeeze(1) for offset in near}
+        near = {offset: _beside(rows, block.positions, offset) for offset in range(-NEAR, NEAR + 1)}
+        even = {offset: _beside(visible.unsqueeze(1), block.positions, offset)[:, 0] * share for offset in near}
         found |= {name: (near[offset], even[offset]) for name, offset in _OFFSETS.items()}
         found["local"] = (sum(near.values(), torch.zeros(())), sum(even.values(), torch.zeros(())))
-    found["first"] = (block.rows[..., 0], share[..., 0])
+    found["first"] = (rows[..., 0], visible[..., 0] * share)
     if block.special is not None:
-        chosen = block.special.to(block.rows.dtype)
-        found["special"] = (
-            torch.einsum("shqk,sk->shq", block.rows, chosen),
-            torch.einsum("sqk,sk->sq", share, chosen),
-        )
+        found["special"] = _columns(block.special, rows, visible, share)
     if block.query_tokens is not None and block.key_tokens is not None:
         for name, table in _repeats(block).items():
-            chosen = table.to(block.rows.dtype)
-            found[name] = (torch.einsum("shqk,sqk->shq", block.rows, chosen), (share * chosen).sum(dim=-1))
+            found[name] = _on(table & visible, rows, share)
     return found
+
+
+def _columns(chosen: Tensor, rows: Tensor, visible: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Mass on chosen keys `[sequence key]` of every query, and its uniform value."""
+    if len(chosen) == 1:
+        places = chosen[0].nonzero()[:, 0]
+        return rows[..., places].sum(dim=-1), visible[..., places].sum(dim=-1) * share
+    table = chosen.to(rows.dtype)
+    return torch.einsum("shqk,sk->shq", rows, table), (visible & chosen[:, None, :]).sum(dim=-1) * share  # s: sequence
+
+
+def _on(table: Tensor, rows: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Mass on the keys of a table `[sequence query key]`, and its uniform value; sparse tables are looked up."""
+    count = table.sum(dim=-1)
+    if int(count.sum()) * 8 > table.numel():
+        mass = torch.einsum("shqk,sqk->shq", rows, table.to(rows.dtype))  # s: sequence
+        return mass, count * share
+    sequence, query, key = table.nonzero(as_tuple=True)
+    flat = torch.zeros(table.shape[0] * table.shape[1], rows.shape[1], dtype=rows.dtype, device=rows.device)
+    flat.index_add_(0, sequence * table.shape[1] + query, rows[sequence, :, query, key])
+    return flat.view(table.shape[0], table.shape[1], -1).transpose(1, 2), count * share
 
 
 def _beside(rows: Tensor, positions: Tensor, offset: int) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
@@ -175,3 +176,11 @@ def example(number: int, tokens: dict[str, Any], targets: list[Any], **flags: An
     """An example of encoded text; helper entries that begin with an underscore are left out."""
     inputs = {name: values for name, values in tokens.items() if not name.startswith("_")}
     return Example(number, inputs, tuple(targets), length=len(inputs["input_ids"]), **flags)
+
+
+def moved_right(config: Any, labels: Tensor) -> Tensor:
+    """The tokens one place later, behind the decoder's start token."""
+    start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
+    moved = torch.roll(labels, 1, dims=1)
+    moved[:, 0] = start
+    return moved.masked_fill(moved == IGNORED, config.pad_token_id or 0)

@@ -11,9 +11,8 @@ from torch import Tensor
 from headscope.errors import ModelError
 from headscope.examples import Batch, Example
 from headscope.losses import Distribution
-from headscope.tasks import Encoder, Row, Task, example
-from headscope.tasks.image_classification import encode as encode_image
-from headscope.tasks.seq2seq_lm import moved_right
+from headscope.tasks import Encoder, Row, Task, example, moved_right
+from headscope.tasks._images import encode as encode_image
 
 
 def encode(encoder: Encoder, row: Row, number: int) -> list[Example]:

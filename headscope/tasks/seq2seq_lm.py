@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from headscope.errors import DataError
-from headscope.examples import IGNORED, Batch, Example
-from headscope.tasks import Encoder, Row, Task, example, token_logits
+from headscope.examples import Batch, Example
+from headscope.tasks import Encoder, Row, Task, example, moved_right, token_logits
 
 
 def encode(encoder: Encoder, row: Row, number: int) -> list[Example]:
@@ -32,14 +29,6 @@ def prepare(model: Any, batch: Batch) -> dict[str, Any]:
     inputs["decoder_input_ids"] = make(labels=labels) if make else moved_right(model.config, labels)
     inputs.pop("token_type_ids", None)
     return inputs
-
-
-def moved_right(config: Any, labels: Tensor) -> Tensor:
-    """The tokens one place later, behind the decoder's start token."""
-    start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
-    moved = torch.roll(labels, 1, dims=1)
-    moved[:, 0] = start
-    return moved.masked_fill(moved == IGNORED, config.pad_token_id or 0)
 
 
 TASK = Task(

@@ -2,7 +2,7 @@
 
 Prints, for a narrow causal model of random weights with 12 heads, at 8,192 tokens the peak memory that one pass adds
 (each way in a process of its own) and its CPU seconds, and at 512 tokens CPU seconds of ways that take turns in one
-process. One thread. "own maps" is `output_attentions=True` under eager attention with the same statistics from the maps.
+process. One thread. "own maps" is `output_attentions=True` under eager attention, with the same statistics.
 
     python tests/benchmarks/attention.py [--tokens 8192] [--rounds 3]
 """
