@@ -41,13 +41,15 @@ def inspect(
     return table.frame()
 
 
-def check(model: str, *, options: LoadOptions | None = None) -> pandas.DataFrame:
-    """Structure checks of a checkpoint, one row each with status pass, fail or skip.
+def check(
+    model: str, data: str | None = None, *, options: LoadOptions | None = None, reading: StudyOptions | None = None
+) -> pandas.DataFrame:
+    """Structure checks of a checkpoint, one row each with status pass, fail or skip; with data also of row sums.
 
     Raises:
         HeadscopeError: there is nothing that could be checked.
     """
-    return checks.check(model, options).frame()
+    return checks.check(model, options, data=data, reading=reading).frame()
 
 
 def find_sites(model: PreTrainedModel) -> tuple[Site, ...]:

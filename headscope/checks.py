@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.columns import Column
+from headscope.data import load_examples
 from headscope.discovery import find_sites
 from headscope.errors import UnsupportedModel
 from headscope.headers import TensorInfo, has_safetensors, read_headers
@@ -18,6 +19,8 @@ from headscope.location import Location, locate
 from headscope.matrices import dead_heads, head_weights
 from headscope.models import LoadOptions, blank_model, load
 from headscope.provenance import Provenance
+from headscope.row_sums import EXAMPLES, row_sums
+from headscope.study import Study, StudyOptions
 from headscope.tables import Cell, Table
 from headscope.weights import check_files
 
@@ -41,11 +44,16 @@ class Finding:
     detail: str
 
 
-def check(model: str, options: LoadOptions | None = None) -> Table:
+def check(
+    model: str, options: LoadOptions | None = None, *, data: str | None = None, reading: StudyOptions | None = None
+) -> Table:
     """Check a checkpoint's structure; rows with status `fail` say what is wrong.
+
+    With `data`, read as `reading` says, attention rows are added up too.
 
     Raises:
         ModelError: there is nothing that could be checked.
+        DataError: the data cannot be read, or does not fit the task.
     """
     options = options or LoadOptions()
     location = locate(
@@ -56,19 +64,22 @@ def check(model: str, options: LoadOptions | None = None) -> Table:
         check_files(location, allow_pickle=options.allow_pickle)
         if has_safetensors(location.folder):
             findings += _against_files(location, options)
-    notes = location.notes
+    notes, provenance = location.notes, Provenance(model=model, revision=location.revision)
     if any(finding.status == "fail" for finding in findings):
         findings.append(Finding("weights", "", "skip", "the model cannot be loaded before its shapes are mended"))
     else:
         loaded = load(model, replace(options, tolerate_non_finite=True))
         findings += _finite(loaded.non_finite)
         _replace_non_finite(loaded.model, loaded.non_finite)
-        discovery = find_sites(loaded.model)
-        for site in discovery.sites:
+        study = Study(loaded, None, reading or StudyOptions())
+        for site in study.sites:
             findings += _of_site(loaded.model, site)
-        notes = (*loaded.notes, *(f"not checked: {problem}" for problem in discovery.problems))
+        notes = (*loaded.notes, *(f"not checked: {problem}" for problem in study.discovery.problems))
+        if data is not None:
+            findings += _rows(study, data)
+            notes, provenance = (*notes, *(study.examples.notes if study.examples else ())), study.provenance()
     rows: list[dict[str, Cell]] = [dict(vars(finding)) for finding in findings]
-    return Table("check", CHECK_COLUMNS, tuple(rows), "", Provenance(model=model, revision=location.revision), notes)
+    return Table("check", CHECK_COLUMNS, tuple(rows), "", provenance, notes)
 
 
 def failures(table: Table) -> int:
@@ -158,6 +169,20 @@ def _of_site(model: nn.Module, site: Site) -> Iterator[Finding]:
         yield Finding("dead_heads", where, "fail", "heads that write nothing: " + _listing(dead))
     else:
         yield Finding("dead_heads", where, "pass", "every head can write")
+
+
+def _rows(study: Study, data: str) -> Iterator[Finding]:
+    """Attention rows add up to 1 at every site, on the first examples of the data."""
+    options = study.options.data
+    few = replace(options, limit=min(options.limit or EXAMPLES, EXAMPLES))
+    study.examples = load_examples(data, study.loaded, few)
+    found = row_sums(study)
+    for site in study.sites:
+        sums, where = found.get(site.id), str(site.id)
+        if sums is None:
+            yield Finding("row_sums", where, "skip", "none of its attention rows was seen")
+        else:
+            yield Finding("row_sums", where, "pass" if sums.passed else "fail", sums.detail)
 
 
 def _projections(site: Site, where: str) -> Finding:

@@ -33,6 +33,7 @@ def estimate(model: str, data: str | None, options: StudyOptions, measures: Sequ
     passes = 0.0
     if study.examples is not None and needs - {Need.WEIGHTS}:
         passes = 1.0 + (Need.GRADIENT in needs) + (options.draws if Need.SAMPLED in needs else 0)
+        passes += sum(site.n_heads for site in study.sites) if Need.ALONE in needs else 0
     cut = batches(study) if study.examples is not None else []
     tokens = sum(sum(batch.lengths) for batch in cut)
     parameters = sum(parameter.numel() for parameter in study.loaded.model.parameters())

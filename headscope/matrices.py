@@ -62,6 +62,8 @@ def parameters_per_head(model: nn.Module, site: Site) -> tuple[int, ...]:
         return tuple(counts)
     for piece in site.slices_of(Role.QUERY, Role.KEY, Role.VALUE, Role.GATE, Role.OUTPUT):
         parameter = _parameter(model, piece)
+        if piece.name == "weight" and parameter.dim() == 1:
+            continue  # a norm's gains are no slice of a projection
         each = parameter.numel() // parameter.shape[piece.axis]
         shared = piece.role in (Role.KEY, Role.VALUE)
         for owner in piece.owner:

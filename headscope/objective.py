@@ -40,12 +40,13 @@ class Wanted:
 @dataclass
 class Outcome:
     """What one batch gave. `loss` is `[example]`, empty without labels; `gate` is `[batch token head]` of each site,
-    `sampled` is `[draw batch head]`.
+    `sampled` is `[draw batch head]`, `alone` is the loss `[batch head]` with one head left in the site.
     """
 
     loss: Tensor
     gate: dict[SiteId, Tensor] = field(default_factory=dict)
     sampled: dict[SiteId, Tensor] = field(default_factory=dict)
+    alone: dict[SiteId, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -80,6 +81,15 @@ class Objective:
         """Run the model for its predictions only: outputs of the predicted positions, `[row class]`, in row order."""
         rows = self._rows(batch, Wanted())
         return torch.cat([rows.finish(rows.states[part]) for part in self._parts(rows)])
+
+    def losses(self, batch: Batch) -> Tensor:
+        """The loss of each example without gradients, `[example]` in float64; empty without labels.
+
+        Raises:
+            DataError: a loss is not finite.
+        """
+        with torch.no_grad():
+            return self._pull(self._rows(batch, Wanted()), batch, Wanted())[0]
 
     def run(self, batch: Batch, seen: Watch, wanted: Wanted) -> Outcome:
         """Run a batch under `watch` and make the backward passes that are wanted.

@@ -117,7 +117,8 @@ class _SoftmaxTap(TorchFunctionMode):
         if seen is None or seen.shape[:-1] != rows.shape[:-1] or seen.shape[-1] < rows.shape[-1]:
             return None
         kept = seen[..., : rows.shape[-1]].detach()
-        return (kept - kept.amax(dim=-1, keepdim=True)).clamp_min_(MASKED)  # 0 · −∞ is not a number
+        least = max(MASKED, torch.finfo(kept.dtype).min)
+        return (kept - kept.amax(dim=-1, keepdim=True)).clamp_min_(least)  # 0 · −∞ is not a number
 
 
 class _Mask:

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from headscope import registry
+from headscope import gated, registry
 from headscope.capture import watch
 from headscope.data import DataOptions, load_examples
 from headscope.discovery import Discovery, find_sites
@@ -20,10 +20,10 @@ from headscope.examples import Batch, Examples
 from headscope.heads import Site, SiteId
 from headscope.matrices import head_weights
 from headscope.models import LoadedModel, LoadOptions, load
-from headscope.objective import Objective, Outcome, Wanted
+from headscope.objective import Objective, Wanted
 from headscope.provenance import Provenance
 from headscope.reading import RowReader
-from headscope.scores import Means, Need, Score
+from headscope.scores import LABELS, Means, Need, Score
 from headscope.sums import ScoreSums
 from headscope.texts import Texts
 
@@ -31,6 +31,7 @@ CPU_TOKENS = 512
 """Padded tokens in a batch on a CPU, where 256 to 1,024 are fastest."""
 GPU_TOKENS = 16_384
 
+Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
 """Told after each batch how many examples are done, and how many there are."""
 
@@ -97,7 +98,7 @@ class Study:
         return tuple(name for name in wanted if name in registry.names("scores"))
 
     def scores(self, measures: Sequence[str] | None = None, *, progress: Progress | None = None) -> Scores:
-        """Every column of the measures for every head, from one pass over the data.
+        """Every column of the measures for every head, from one pass over the data (and one a head for `only`).
 
         Raises:
             UsageError: a measure is unknown, or needs data or labels that are not there.
@@ -125,8 +126,8 @@ class Study:
         if self.examples is None and needs - {Need.WEIGHTS}:
             hungry = ", ".join(name for name, score in chosen.items() if score.needs - {Need.WEIGHTS})
             raise UsageError(f"{hungry} cannot be measured without data", hint="give --data FILE")
-        if self.examples is not None and Need.GRADIENT in needs and not self.examples.labelled:
-            hungry = ", ".join(name for name, score in chosen.items() if Need.GRADIENT in score.needs)
+        if self.examples is not None and needs & LABELS and not self.examples.labelled:
+            hungry = ", ".join(name for name, score in chosen.items() if score.needs & LABELS)
             raise UsageError(
                 f"{hungry} needs labels, and {self.examples.name} has none for this model",
                 hint="name their column with --label-column, or use --measures sensitivity",
@@ -135,7 +136,11 @@ class Study:
     def _pass(
         self, sums: ScoreSums, chosen: Mapping[str, Score], progress: Progress | None
     ) -> tuple[float | None, tuple[str, ...]]:
-        """One pass over all batches; returns the mean loss (None without labels) and what happened on the way."""
+        """One pass over all batches; returns the mean loss (None without labels) and what happened on the way.
+
+        Passes with gated heads come first, while nothing watches the model; progress is then told of them, which take
+        nearly all of the time.
+        """
         assert self.examples is not None
         model, options = self.loaded.model, self.options
         needs = {need for score in chosen.values() for need in score.needs}
@@ -144,6 +149,9 @@ class Study:
         notes: list[str] = []
         if objective.head is None and self.loaded.task.vocabulary:
             notes.append("the language-model head cannot be run apart from this model: its logits are held whole")
+        alone: dict[int, Tensor] = {}
+        if Need.ALONE in needs:
+            alone, progress = self._alone(objective, notes, progress), None
         total = torch.zeros((), dtype=torch.float64)
         labelled = done = 0
         with contextlib.ExitStack() as stack:
@@ -153,6 +161,8 @@ class Study:
                 stack.enter_context(reader.reading())
             for batch in batches(self):
                 for part, outcome in _run(lambda part: objective.run(part, seen, wanted), batch, notes):
+                    if alone:
+                        outcome.alone = gated.by_site([alone[number] for number in part.numbers], self.sites)
                     sums.add(part, outcome, self.sites, {} if reader is None else reader.sums)
                     total += outcome.loss.sum()
                     labelled += len(outcome.loss)
@@ -160,6 +170,17 @@ class Study:
                 if progress is not None:
                     progress(done, len(self.examples))
         return (float(total) / labelled if labelled else None), tuple(notes)
+
+    def _alone(self, objective: Objective, notes: list[str], progress: Progress | None) -> dict[int, Tensor]:
+        """The loss of each example with one head left in its site: by its number, `[head]` over all sites."""
+        assert self.examples is not None
+        found: dict[int, Tensor] = {}
+        for batch in batches(self):
+            for part, losses in _run(lambda part: gated.alone(objective, part), batch, notes):
+                found |= zip(part.numbers, losses, strict=True)
+            if progress is not None:
+                progress(len(found), len(self.examples))
+        return found
 
     def _reader(self, objective: Objective, chosen: Mapping[str, Score], *, replace: bool) -> RowReader | None:
         """What reads attention rows while the objective runs, if a score wants them."""
@@ -221,7 +242,7 @@ def load_scores(names: Sequence[str]) -> dict[str, Score]:
     return registry.load_all("scores", "SCORE", wanted)
 
 
-def _run(run: Callable[[Batch], Outcome], batch: Batch, notes: list[str]) -> Iterator[tuple[Batch, Outcome]]:
+def _run(run: Callable[[Batch], Result], batch: Batch, notes: list[str]) -> Iterator[tuple[Batch, Result]]:
     """Run a batch, in halves where memory runs out, down to single examples; says so once."""
     try:
         with memory_errors():

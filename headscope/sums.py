@@ -40,7 +40,8 @@ class ScoreSums:
             self.counts[number % 2] += 1
         for site in sites:
             gate, sampled = outcome.gate.get(site.id), outcome.sampled.get(site.id)
-            evidence = Evidence(site, batch.positions, _host(gate), _host(sampled), rows.get(site.id))
+            read, alone = rows.get(site.id), outcome.alone.get(site.id)
+            evidence = Evidence(site, batch.positions, _host(gate), _host(sampled), read, alone)
             moments: dict[str, Tensor] = {}
             for score in self.scores.values():
                 moments |= score.moments(evidence)

@@ -40,7 +40,7 @@ class Texts:
         site, count, width = block.site, block.rows.shape[2], block.rows.shape[3]
         positions = torch.arange(block.first, block.first + count, device=block.rows.device)
         sequences = block.rows.shape[0]
-        queries, keys = self._queries(site), self._keys(site)
+        queries, keys = self.queries(site), self.keys(site)
         real = torch.ones(sequences, count, dtype=torch.bool, device=block.rows.device)
         visible, query_tokens, key_tokens, special = block.visible, None, None, None
         here = slice(None) if block.sequence is None else slice(block.sequence, block.sequence + 1)
@@ -58,13 +58,15 @@ class Texts:
         tokens = (query_tokens, key_tokens, special)
         return RowBlock(site, positions, block.rows, visible, real, *tokens, logits=block.logits)
 
-    def _queries(self, site: Site) -> Side | None:
+    def queries(self, site: Site) -> Side | None:
+        """The sequence that a site's queries stand in, if it is a text."""
         if site.id.stack in ("vision", "audio"):
             return None
         return self.target if self.target is not None and site.id.stack == "decoder" else self.source
 
-    def _keys(self, site: Site) -> Side | None:
-        return self.source if site.id.kind is AttentionKind.CROSS else self._queries(site)
+    def keys(self, site: Site) -> Side | None:
+        """The sequence that a site's keys stand in, if it is a text."""
+        return self.source if site.id.kind is AttentionKind.CROSS else self.queries(site)
 
 
 def _side(tokens: Tensor | None, real: Tensor | None) -> Side | None:

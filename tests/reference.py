@@ -59,6 +59,21 @@ def importance(gradients: Sequence[Mapping[object, Tensor]]) -> dict[object, dic
     return columns
 
 
+def only(gates: GateTensors, losses: Callable[[], Sequence[float]]) -> dict[object, Tensor]:
+    """For each head the mean of the examples' losses while the gates of all other heads of its site are 0."""
+    columns: dict[object, Tensor] = {}
+    for name, leaf in gates.leaves.items():
+        means = []
+        for head in range(len(leaf)):
+            with torch.no_grad():
+                leaf.copy_(torch.tensor([float(other == head) for other in range(len(leaf))]))
+                found = losses()
+                leaf.fill_(1.0)
+            means.append(sum(found) / len(found))
+        columns[name] = torch.tensor(means, dtype=torch.float64)
+    return columns
+
+
 def effective_rank(product: Tensor) -> float:
     """exp of the entropy of the normalised singular values of a whole matrix."""
     values = torch.linalg.svdvals(product.double())

@@ -3,6 +3,7 @@ from io import BytesIO
 
 import datasets
 import pytest
+from huggingface_hub import constants
 
 from headscope.errors import DataError, UsageError
 from headscope.hub_data import could_be_id, hub_rows
@@ -127,6 +128,7 @@ def test_configs_are_listed(broken_hub):
 def test_nothing_is_fetched_when_offline(hub, monkeypatch, variable):
     monkeypatch.setenv(variable, "1")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # imported before the variable was set
     with pytest.raises(DataError, match=f"'owner/name', and no Hub data .*: offline, as {variable} is set$"):
         read("owner/name")
     assert hub == []

@@ -16,11 +16,12 @@ from headscope.discovery import find_sites
 from headscope.heads import Site
 from headscope.matrices import HeadWeights, dead_heads, head_weights
 from headscope.scores import Evidence, Means, Need, Score
+from headscope.scores.attention import MASSES
 from headscope.scores.weights import effective_rank
 from headscope.study import load_scores
 from headscope.sums import spearman
 
-SCORES = load_scores(["all"])
+SCORES = load_scores(["weights", "importance", "sensitivity", "effect"])  # others need a model: their own test files
 EXAMPLES, TOKENS = 7, 5
 
 
@@ -35,7 +36,15 @@ def evidence(seed: int = 0, draws: int = 2) -> Evidence:
     generator = torch.Generator().manual_seed(seed)
     gate = torch.randn(EXAMPLES, TOKENS, SITE.n_heads, generator=generator, dtype=torch.float64)
     sampled = torch.randn(draws, EXAMPLES, SITE.n_heads, generator=generator, dtype=torch.float64)
-    return Evidence(SITE, torch.arange(1, EXAMPLES + 1), gate, sampled)
+    alone = torch.rand(EXAMPLES, SITE.n_heads, generator=generator, dtype=torch.float64)
+    return Evidence(SITE, torch.arange(1, EXAMPLES + 1), gate, sampled, rows(generator), alone)
+
+
+def rows(generator: torch.Generator) -> dict[str, Tensor]:
+    """Sums over attention rows as `attention` makes them."""
+    masses = [name for mass in (*MASSES, "local") for name in (mass, f"{mass}_uniform")]
+    names = ["queries", "choices", "entropy", "entropy_ratio", "distance", "confidence", *masses]
+    return {name: torch.rand(EXAMPLES, SITE.n_heads, generator=generator, dtype=torch.float64) + 0.5 for name in names}
 
 
 def random_weights(heads: int = SITE.n_heads) -> HeadWeights:
@@ -56,10 +65,19 @@ def columns(score: Score, parts: list[Evidence]) -> dict[str, Tensor]:
 
 
 def cut(whole: Evidence, at: int) -> list[Evidence]:
-    gate, sampled = whole.gate, whole.sampled
-    assert gate is not None and sampled is not None
-    parts = (slice(0, at), slice(at, None))
-    return [Evidence(SITE, whole.positions[part], gate[part], sampled[:, part]) for part in parts]
+    gate, sampled, sums, alone = whole.gate, whole.sampled, whole.rows, whole.alone
+    assert gate is not None and sampled is not None and sums is not None and alone is not None
+    return [
+        Evidence(
+            SITE,
+            whole.positions[part],
+            gate[part],
+            sampled[:, part],
+            {name: values[part] for name, values in sums.items()},
+            alone[part],
+        )
+        for part in (slice(0, at), slice(at, None))
+    ]
 
 
 def test_importance_by_hand() -> None:
@@ -138,7 +156,15 @@ def test_permuting_heads_permutes_scores(name: str) -> None:
     order = torch.tensor([3, 0, 4, 1, 2])
     whole = evidence()
     assert whole.gate is not None and whole.sampled is not None
-    moved = Evidence(SITE, whole.positions, whole.gate[..., order], whole.sampled[..., order])
+    assert whole.rows is not None and whole.alone is not None
+    moved = Evidence(
+        SITE,
+        whole.positions,
+        whole.gate[..., order],
+        whole.sampled[..., order],
+        {name: values[:, order] for name, values in whole.rows.items()},
+        whole.alone[:, order],
+    )
     wanted = columns(SCORES[name], [whole])
     for title, values in columns(SCORES[name], [moved]).items():
         torch.testing.assert_close(values, wanted[title][order], rtol=1e-12, atol=1e-12)
@@ -169,6 +195,7 @@ def test_one_example_has_no_standard_error() -> None:
 def test_columns_are_those_that_are_declared() -> None:
     for name, score in SCORES.items():
         assert [column.name for column in score.columns] == list(columns(score, [evidence()])), name
+    for name, score in load_scores(["all"]).items():
         assert score.ranks in ("", *(column.name for column in score.columns))
         assert score.needs <= set(Need)
         assert name in registry.names("scores")

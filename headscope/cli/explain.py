@@ -14,10 +14,11 @@ def explain(
 ) -> None:
     """Say what COLUMN means, or list all columns."""
     from headscope import checks, inspection, registry
+    from headscope.annotations import RELATION_COLUMNS
     from headscope.columns import Column
 
     tables = (inspection.HEAD_COLUMNS, inspection.LAYER_COLUMNS, inspection.MODEL_COLUMNS)
-    more = (inspection.STRUCTURE_COLUMNS, checks.CHECK_COLUMNS)
+    more = (inspection.STRUCTURE_COLUMNS, checks.CHECK_COLUMNS, RELATION_COLUMNS)
     scores = [score.columns for score in registry.load_all("scores", "SCORE").values()]
     known: dict[str, Column] = {}
     for columns in (*tables, *scores, *more):

@@ -9,6 +9,8 @@ import typer
 
 from headscope import registry
 from headscope.cli import options as opt
+from headscope.cli import relations
+from headscope.cli.maps import show_map
 from headscope.cli.settings import DRAWN, Settings, settings
 from headscope.cli.talk import Talk
 from headscope.errors import CheckFailed, UsageError, nearest
@@ -31,6 +33,17 @@ def inspect(
         bool, typer.Option("--check", help="Check the structure instead; exit 1 if a check fails.")
     ] = False,
     structure: Annotated[bool, typer.Option("--structure", help="Show how heads map to parameters instead.")] = False,
+    annotations: Annotated[
+        str | None, typer.Option("--annotations", metavar="FILE", help="CoNLL-U: show syntactic roles instead.")
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option("--text", metavar="TEXT", help="Show the attention map of --head for this text instead."),
+    ] = None,
+    head: Annotated[str | None, typer.Option("--head", metavar="LABEL", help="The head whose map is shown.")] = None,
+    target_text: Annotated[
+        str | None, typer.Option("--target-text", metavar="TEXT", help="What the decoder reads; default: it writes.")
+    ] = None,
     draws: Annotated[str, typer.Option("--draws", metavar="N", help="Label draws an example for sensitivity.")] = "1",
     tokens: Annotated[str, typer.Option("--tokens", metavar="N", help="Text length that costs are given for.")] = "512",
     task: opt.TaskOpt = "auto",
@@ -75,8 +88,15 @@ def inspect(
     length = opt.positive("--tokens", tokens) or 512
     talk = Talk(quiet=quiet, verbose=verbose, bars=not no_progress)
     chosen = opt.listed(measures)
+    if text is not None or head is not None or target_text is not None:
+        show_map(given, talk)
+        return
     _consider(by, chosen, check, structure, plot)
+    relations.consider(given.raw)
     given.check_outputs()
+    if annotations is not None and not dry_run:
+        relations.report(given, talk)
+        return
     _foresee(given, by, chosen, check, structure)
     given.check_model()
     if check and not dry_run:
@@ -169,7 +189,7 @@ def _table(given: Settings, talk: Talk, by: str, measures: list[str] | None, *, 
 def _check(given: Settings, talk: Talk) -> None:
     from headscope.checks import check, failures
 
-    table = check(given.model, given.load_options())
+    table = check(given.model, given.load_options(), data=given.data, reading=given.study_options())
     given.report(table, talk, draw=False)
     if count := failures(table):
         raise CheckFailed(f"{count} of {len(table.rows)} structure checks failed")

@@ -111,7 +111,7 @@ class Settings:
         raw = self.raw
         drawn = next((name for name in table.names if name in DRAWN), None)
         picture = heat_map(table, drawn) if draw and drawn is not None else None
-        shaped = table if self.dry_run else self._shaped(table)
+        shaped = table if self.dry_run else self.shaped(table)
         talk.notes(table)
         emit(shaped, format=raw["format"], output=None if self.dry_run else raw["output"], force=raw["force"])
         if picture is not None and drawn is not None:
@@ -119,7 +119,7 @@ class Settings:
         if raw["plot"] is not None and not self.dry_run:
             self._plot(table, picture, drawn)
 
-    def _shaped(self, table: Table) -> Table:
+    def shaped(self, table: Table) -> Table:
         """The rows and columns that were asked for."""
         table = table.sorted(self.raw["sort"]) if self.raw["sort"] else table
         table = table.top(self.top) if self.top else table
@@ -178,6 +178,7 @@ def _data_only(raw: dict[str, Any], columns: dict[str, str]) -> None:
     if raw["data"] is not None:
         return
     given = [f"--{role}-column" for role in columns]
-    given += [f"--{name.replace('_', '-')}" for name in ("config", "split", "max_length", "on_long") if raw[name]]
+    names = ("config", "split", "on_long", *(() if raw.get("text") is not None else ("max_length",)))
+    given += [f"--{name.replace('_', '-')}" for name in names if raw[name]]
     if given:
         raise UsageError(f"{given[0]} is about data, and there is none", hint="give --data FILE")

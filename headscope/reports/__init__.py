@@ -43,8 +43,10 @@ def choose_format(requested: str, output: Path | None, stdout_is_terminal: bool)
     return by_suffix[suffix]
 
 
-def emit(table: Table, *, format: str = "auto", output: Path | None = None, force: bool = False) -> None:
-    """Write the report to standard output, or whole or not at all to a file.
+def emit(
+    table: Table, *, format: str = "auto", output: Path | None = None, force: bool = False, shown: str | None = None
+) -> None:
+    """Write the report to standard output, or whole or not at all to a file; `shown` stands in for a text table.
 
     Raises:
         UsageError: no such format, a binary format on a terminal, or the file exists and `force` is not set.
@@ -56,11 +58,14 @@ def emit(table: Table, *, format: str = "auto", output: Path | None = None, forc
     module = _module(name)
     if output is not None:
         check_output(output, force)
-        write_file(output, module.render(table), force)
+        write_file(output, shown.encode() if shown is not None and name == "table" else module.render(table), force)
         return
     if getattr(module, "BINARY", False) and (terminal or not hasattr(sys.stdout, "buffer")):
         raise UsageError(f"{name} is binary: a terminal cannot show it", hint=f"pass -o FILE{module.SUFFIXES[0]}")
-    _to_stdout(module.render(table, color=use_color(sys.stdout)) if name == "table" else module.render(table))
+    if name == "table":
+        _to_stdout(module.render(table, color=use_color(sys.stdout)) if shown is None else shown.encode())
+    else:
+        _to_stdout(module.render(table))
 
 
 def use_color(stream: TextIO | None) -> bool:

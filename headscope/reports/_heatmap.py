@@ -17,13 +17,13 @@ Rows = Sequence[Sequence[float]]
 _DENSITY = " .:-=+*#%@"
 _ANCHORS = ((68, 1, 84), (65, 68, 135), (42, 120, 142), (34, 168, 132), (122, 209, 81), (253, 231, 37))
 """Dark violet over green to yellow: lightness rises evenly, so that it reads without colour vision too."""
-_RESET = "\x1b[0m"
+RESET = "\x1b[0m"
 
 
 def render(values: Mapping[str, Rows], *, title: str, width: int, color: bool) -> str:
     """The map as lines no wider than `width`: half blocks in true colour, two layers a line, else ten densities."""
     top = _top(values)
-    lines = _fold(safe_text(title), width)
+    lines = fold(safe_text(title), width)
     for name, rows in values.items():
         lines += ["", *_block(safe_text(name), rows, top, width, color)]
     return "\n".join([*lines, "", *_legend(values, top, width, color)]) + "\n"
@@ -59,7 +59,7 @@ def _block(name: str, rows: Rows, top: float, width: int, color: bool) -> Iterat
         where = f", heads {part[0]}-{part[-1]}" if fitting < heads else ""
         if start:
             yield ""
-        yield from _fold(f"{name}{where}", width)
+        yield from fold(f"{name}{where}", width)
         yield " " * gutter + _ticks(part, cell)
         painted = _colored(rows, part, top, cell) if color else _dense(rows, part, top)
         for label, line in painted:
@@ -95,12 +95,12 @@ def _half_block(above: float | None, below: float | None, cell: int) -> str:
     if above is None and below is None:
         return " " * cell
     if above is None:
-        return f"\x1b[38;2;{_rgb(below or 0.0)}m{'▄' * cell}{_RESET}"
-    background = "" if below is None else f";48;2;{_rgb(below)}"
-    return f"\x1b[38;2;{_rgb(above)}{background}m{'▀' * cell}{_RESET}"
+        return f"\x1b[38;2;{rgb(below or 0.0)}m{'▄' * cell}{RESET}"
+    background = "" if below is None else f";48;2;{rgb(below)}"
+    return f"\x1b[38;2;{rgb(above)}{background}m{'▀' * cell}{RESET}"
 
 
-def _rgb(level: float) -> str:
+def rgb(level: float) -> str:
     """The ramp's colour at `level` of 0 to 1, as the numbers of an escape sequence."""
     place = level * (len(_ANCHORS) - 1)
     index = min(int(place), len(_ANCHORS) - 2)
@@ -112,22 +112,22 @@ def _legend(values: Mapping[str, Rows], top: float, width: int, color: bool) -> 
     """The scale, the least and largest value, the directions, and what a blank means."""
     known = finite(values)
     if not known:
-        return _fold("no head was measured", width)
+        return fold("no head was measured", width)
     missing = sum(len(row) for rows in values.values() for row in rows) - len(known)
     if color:
         steps = max(2, min(20, width - len(f"0  {top:.4g}")))
-        bar = "".join(f"\x1b[38;2;{_rgb(step / (steps - 1))}m█" for step in range(steps)) + _RESET
+        bar = "".join(f"\x1b[38;2;{rgb(step / (steps - 1))}m█" for step in range(steps)) + RESET
         lines = [f"0 {bar} {top:.4g}"]
         blank = f"blank: not measured: {missing}" if missing else ""
     else:
-        lines = _fold(f"0 [{_DENSITY}] {top:.4g}", width)
+        lines = fold(f"0 [{_DENSITY}] {top:.4g}", width)
         blank = f"blank: under {top / 10:.3g}" + (f", or not measured: {missing}" if missing else "")
-    lines += _fold(f"values {min(known):.4g} to {max(known):.4g}", width)
-    lines += _fold("layers down, heads across", width)
-    return lines + (_fold(blank, width) if blank else [])
+    lines += fold(f"values {min(known):.4g} to {max(known):.4g}", width)
+    lines += fold("layers down, heads across", width)
+    return lines + (fold(blank, width) if blank else [])
 
 
-def _fold(text: str, width: int) -> list[str]:
+def fold(text: str, width: int) -> list[str]:
     """The text in lines of at most `width` terminal cells."""
     from rich.cells import cell_len, chop_cells
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-_METADATA: dict[str, dict[str, None]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
+METADATA: dict[str, dict[str, None]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 """What would make two pictures of the same values differ, switched off."""
-_SETTINGS: dict[Any, Any] = {
+SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "headscope",
     "svg.fonttype": "path",
     "text.parse_math": False,
@@ -43,8 +43,8 @@ def check_picture(path: Path | None, force: bool = False) -> None:
         UsageError: the suffix is neither .png nor .svg, or the file exists and `force` is not set.
         OutputError: its folder is missing or not writable.
     """
-    if path is not None and path.suffix.lower() not in _METADATA:
-        raise UsageError(f"{path}: a picture is {' or '.join(_METADATA)}")
+    if path is not None and path.suffix.lower() not in METADATA:
+        raise UsageError(f"{path}: a picture is {' or '.join(METADATA)}")
     check_output(path, force)
 
 
@@ -63,9 +63,9 @@ def heatmap(values: Mapping[str, Rows], *, title: str, unit: str, path: Path, fo
     with rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         rcdefaults()
-        with rc_context(_SETTINGS):
+        with rc_context(SETTINGS):
             figure = _figure(values, safe_text(title), safe_text(unit))
-            figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=_METADATA[suffix])
+            figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=METADATA[suffix])
     write_file(path, buffer.getvalue(), force)
 
 

@@ -28,6 +28,12 @@ class Need(StrEnum):
     """Attention rows."""
     SAMPLED = "sampled"
     """The gate gradient of labels drawn from the model's own prediction."""
+    ALONE = "alone"
+    """The loss with each head alone in its site: needs labels, and a forward pass for each head."""
+
+
+LABELS = frozenset({Need.GRADIENT, Need.ALONE})
+"""What cannot be seen without labels."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,8 @@ class Evidence:
     """What one batch showed at one site.
 
     `gate` is ⟨z, ∂L/∂z⟩ of the task loss, `sampled` the gate gradient of the summed loss of drawn labels, `positions`
-    the predicted positions of each example, `rows` what the scores summed over attention rows, `[batch head]` each.
+    the predicted positions of each example, `rows` what the scores summed over attention rows, `[batch head]` each,
+    `alone` the loss of each example with only that head left in the site.
     """
 
     site: Site
@@ -63,6 +70,7 @@ class Evidence:
     gate: Float[Tensor, "batch token head"] | None = None
     sampled: Float[Tensor, "draw batch head"] | None = None
     rows: Mapping[str, Tensor] | None = None
+    alone: Float[Tensor, "batch head"] | None = None
 
 
 @dataclass(frozen=True)
