@@ -62,11 +62,14 @@ class LoadedModel:
         """The checkpoint's tokenizer.
 
         Raises:
-            ModelError: it has none that can be loaded.
+            ModelError: it has none that can be loaded, or only an empty one.
         """
         from transformers import AutoTokenizer
 
-        return self._companion(AutoTokenizer, "tokenizer")
+        found = self._companion(AutoTokenizer, "tokenizer")
+        if len(set(found.get_vocab()) - set(found.all_special_tokens)) < 2:  # what is loaded where there is no file
+            raise ModelError(f"{self.location.name}: its tokenizer knows no words", hint="is tokenizer.json missing?")
+        return found
 
     def image_processor(self) -> Any:
         """The checkpoint's image processor.

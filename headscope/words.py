@@ -37,8 +37,6 @@ class Aligner:
         self.tokenizer, name = loaded.tokenizer(), loaded.location.name
         if not getattr(self.tokenizer, "is_fast", False):
             raise ModelError(f"{name}: aligning words and tokens needs a fast tokenizer (tokenizer.json)")
-        if len(set(self.tokenizer.get_vocab()) - set(self.tokenizer.all_special_tokens)) < 2:
-            raise ModelError(f"{name}: its tokenizer knows no words", hint="is tokenizer.json missing?")
         self.device = loaded.model.device
         self.encoder = Encoder(loaded.model.config, self.tokenizer, parse_special=parse_special)
         self.body = _body(loaded.model)

@@ -20,7 +20,7 @@ FLOORS = [
     "models sums reading gated",
     "data reports words",
     "study reports/*",
-    "inspection row_sums maps annotations",
+    "inspection row_sums maps relations",
     "checks survey estimate",
     "api",
     "cli/options cli/talk cli/env",

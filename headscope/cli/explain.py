@@ -14,8 +14,8 @@ def explain(
 ) -> None:
     """Say what COLUMN means, or list all columns."""
     from headscope import checks, inspection, registry
-    from headscope.annotations import RELATION_COLUMNS
     from headscope.columns import Column
+    from headscope.relations import RELATION_COLUMNS
 
     tables = (inspection.HEAD_COLUMNS, inspection.LAYER_COLUMNS, inspection.MODEL_COLUMNS)
     more = (inspection.STRUCTURE_COLUMNS, checks.CHECK_COLUMNS, RELATION_COLUMNS)

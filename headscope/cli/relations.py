@@ -29,8 +29,8 @@ def consider(raw: dict[str, Any]) -> None:
 
 def report(given: Settings, talk: Talk) -> None:
     """Write the report of relations."""
-    from headscope.annotations import RELATION_COLUMNS, relation_table
     from headscope.conllu import read_treebank
+    from headscope.relations import RELATION_COLUMNS, relation_table
     from headscope.study import Study
 
     names = [column.name for column in RELATION_COLUMNS]

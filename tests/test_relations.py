@@ -22,11 +22,11 @@ from zoo import SPECIMENS
 import headscope.patterns
 import headscope.tiles
 import headscope.words
-from headscope.annotations import DIRECTIONS, relation_table
 from headscope.conllu import read_treebank, sentences
 from headscope.data import DataOptions
 from headscope.errors import DataError, HeadscopeError, ModelError, UsageError
 from headscope.models import LoadOptions
+from headscope.relations import DIRECTIONS, relation_table
 from headscope.study import Study, StudyOptions
 from headscope.tables import Table
 
@@ -230,6 +230,14 @@ def test_causal_heads_are_judged_on_what_they_see(tmp_path: Path) -> None:
     counts = {(row["relation"], row["direction"]): row["instances"] for row in found.rows}
     assert [counts[name, DIRECTIONS[0]] for name in ("det", "nsubj", "obj")] == [0, 0, 5]
     assert [counts[name, DIRECTIONS[1]] for name in ("det", "nsubj", "obj")] == [6, 5, 0]
+
+
+def test_equal_offsets_give_the_nearest(tmp_path: Path) -> None:
+    far: Tree = [("w1", 0, "root"), ("w2", 3, "a"), ("w3", 0, "root"), ("w4", 1, "a")]  # +1 and -3
+    near: Tree = [("w1", 2, "b"), ("w2", 0, "root"), ("w3", 2, "b")]  # +1 and -1
+    found = table(studied(tmp_path, "bert", "bert"), tmp_path, [far, near] * 3)
+    assert [row["offset"] for row in found.rows] == [1, -1, -1, -1]
+    assert [row["baseline"] for row in found.rows] == [0.5] * 4
 
 
 def test_limit_long_sentences_and_seed(tmp_path: Path) -> None:
