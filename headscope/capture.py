@@ -8,7 +8,7 @@ it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,26 +95,17 @@ def _tapped(model: nn.Module, sites: Sequence[Site], act: Callable[[Site, Tensor
     """Call `act` with the tensor that carries the heads of a site, whenever one of the sites runs."""
     outside = [site for site in sites if not site.mixes_heads]
     inside = [site for site in sites if site.mixes_heads]
-    by_output = _by_module(model, outside, "output")
-    by_module = _by_module(model, inside, "module")
-    counts: dict[int, int] = {}
-    handles: list[RemovableHandle] = [model.register_forward_pre_hook(lambda *_: counts.clear())]
-
-    def which(module: nn.Module, table: dict[int, list[Site]]) -> Site | None:
-        """The site of this call: modules shared between layers run once for each of them, in order."""
-        call = counts.get(id(module), 0)
-        counts[id(module)] = call + 1
-        known = table[id(module)]
-        total = 1 + len(known[0].shared_with)
-        return next((site for site in known if site.call == call % total), None)
+    projections = SiteCalls((model.get_submodule(site.output), site) for site in outside)
+    contexts = SiteCalls((model.get_submodule(site.module), site) for site in inside)
+    handles: list[RemovableHandle] = [projections.counted(model), contexts.counted(model)]
 
     def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        site = which(module, by_output)
+        site = projections.site(module)
         changed = None if site is None else act(site, args[0])
         return None if changed is None else (changed, *args[1:])
 
     def attend(call: AttentionCall) -> Tensor | None:
-        site = which(call.module, by_module) if id(call.module) in by_module else None
+        site = contexts.site(call.module)
         return None if site is None else act(site, call.context)
 
     with contextlib.ExitStack() as stack:
@@ -127,11 +118,28 @@ def _tapped(model: nn.Module, sites: Sequence[Site], act: Callable[[Site, Tensor
         yield
 
 
-def _by_module(model: nn.Module, sites: Sequence[Site], attribute: str) -> dict[int, list[Site]]:
-    table: dict[int, list[Site]] = {}
-    for site in sites:
-        table.setdefault(id(model.get_submodule(getattr(site, attribute))), []).append(site)
-    return table
+class SiteCalls:
+    """Tells which site a running module stands for: one shared between layers runs once for each of them, in order."""
+
+    def __init__(self, places: Iterable[tuple[nn.Module, Site]]) -> None:
+        self._sites: dict[int, list[Site]] = {}
+        for module, site in places:
+            self._sites.setdefault(id(module), []).append(site)
+        self._counts: dict[int, int] = {}
+
+    def counted(self, model: nn.Module) -> RemovableHandle:
+        """Start counting anew whenever `model` runs, until the handle is removed."""
+        return model.register_forward_pre_hook(lambda *_: self._counts.clear())
+
+    def site(self, module: nn.Module) -> Site | None:
+        """The site of this call of a module; None for modules without one."""
+        known = self._sites.get(id(module))
+        if known is None:
+            return None
+        call = self._counts.get(id(module), 0)
+        self._counts[id(module)] = call + 1
+        total = 1 + len(known[0].shared_with)
+        return next((site for site in known if site.call == call % total), None)
 
 
 class Layout:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from headscope.capture import SiteCalls
 from headscope.heads import Site, SiteId
 from headscope.patterns import Block, read
 from headscope.scores import RowBlock
@@ -35,11 +36,8 @@ class RowReader:
         replace: bool,
     ) -> None:
         self.model, self.readers, self.replace = model, readers, replace
-        self._by_module: dict[int, list[Site]] = {}
-        for site in sites:
-            self._by_module.setdefault(id(model.get_submodule(site.module)), []).append(site)
+        self._calls = SiteCalls((model.get_submodule(site.module), site) for site in sites)
         self._function = any(site.source == "function" for site in sites)
-        self._counts: dict[int, int] = {}
         self._texts, self._examples = Texts({}, None, None), 1
         self.sums: dict[SiteId, Sums] = {}
 
@@ -54,8 +52,7 @@ class RowReader:
         with contextlib.ExitStack() as stack:
             if not self._function:
                 stack.enter_context(readable_attention(self.model))
-            handle = self.model.register_forward_pre_hook(lambda *_: self._counts.clear())
-            stack.callback(handle.remove)
+            stack.callback(self._calls.counted(self.model).remove)
             tap = stack.enter_context(InterfaceTap(self._off_interface, self._read))
             if self._function:
                 modules = stack.enter_context(ModuleStack(self.model, lambda *_: None))
@@ -64,7 +61,7 @@ class RowReader:
 
     def _read(self, call: AttentionCall) -> Tensor | None:
         """Read a call before the model computes it; with `replace` the blocks' context stands in for its result."""
-        site = self._site(call)
+        site = self._calls.site(call.module)
         if site is None:
             return None
         with contextlib.nullcontext() if self.replace else torch.no_grad():
@@ -74,20 +71,10 @@ class RowReader:
     def _off_interface(self, call: AttentionCall) -> None:
         if call.on_interface:
             return
-        site = self._site(call)
+        site = self._calls.site(call.module)
         if site is not None:
             with torch.no_grad():
                 read(site, call, self._add)
-
-    def _site(self, call: AttentionCall) -> Site | None:
-        """The site of this call: modules shared between layers run once for each of them, in order."""
-        known = self._by_module.get(id(call.module))
-        if known is None:
-            return None
-        count = self._counts.get(id(call.module), 0)
-        self._counts[id(call.module)] = count + 1
-        total = 1 + len(known[0].shared_with)
-        return next((site for site in known if site.call == count % total), None)
 
     def _add(self, block: Block) -> None:
         """Add what the scores make of a block to the sums of its examples and heads."""
