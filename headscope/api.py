@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
 
-from headscope import checks, discovery, inspection
+from headscope import checks, comparison, discovery, inspection, models, pruning
 from headscope.errors import UsageError
 from headscope.heads import Site
+from headscope.layouts import SHARD_SIZE
 from headscope.models import LoadOptions
+from headscope.pruned import Pruned
+from headscope.publish import Publication
+from headscope.selection import Request
 from headscope.study import Study, StudyOptions
 
 if TYPE_CHECKING:
@@ -50,6 +55,100 @@ def check(
         HeadscopeError: there is nothing that could be checked.
     """
     return checks.check(model, options, data=data, reading=reading).frame()
+
+
+def evaluate(
+    models: str | Sequence[str],
+    data: str,
+    *,
+    metric: str | None = None,
+    tokens: int = 512,
+    speed: bool = False,
+    speed_batches: Sequence[int] = (1, 8, 32),
+    options: StudyOptions | None = None,
+) -> pandas.DataFrame:
+    """One row a model, as `headscope evaluate` prints it, the first being the baseline; `speed` adds times.
+
+    With `speed` there is a row for each model and batch size.
+
+    Raises:
+        HeadscopeError: a model or the data cannot be used, or the models cannot be compared.
+    """
+    names = [models] if isinstance(models, str) else list(models)
+    if not names:
+        raise UsageError("evaluate needs a model")
+    sizes = tuple(speed_batches) if speed else ()
+    return comparison.compare(names, data, options, metric=metric, tokens=tokens, speed=sizes).table.frame()
+
+
+def prune(
+    model: str,
+    data: str | None = None,
+    output: str | Path | None = None,
+    *,
+    ratio: float | None = None,
+    heads: str | None = None,
+    plan: str | Path | None = None,
+    keep_metric: float | None = None,
+    max_loss_increase: float | None = None,
+    target_parameters: int | None = None,
+    criterion: str = "auto",
+    scope: str = "model",
+    unit: str = "auto",
+    rounds: int = 1,
+    min_heads: int = 1,
+    layout: str = "auto",
+    metric: str | None = None,
+    eval_data: str | None = None,
+    force: bool = False,
+    options: StudyOptions | None = None,
+) -> Pruned:
+    """Remove heads and write the verified checkpoint `output`, as `headscope prune` does; without it, only plan.
+
+    Exactly one of `ratio`, `heads`, `plan`, `keep_metric`, `max_loss_increase` and `target_parameters` says how many.
+    The result holds the `plan`, the costs and the quality before and after, and the proof (`verification`).
+
+    Raises:
+        HeadscopeError: the request cannot be met, or the proof failed; nothing is left on disk then.
+    """
+    request = Request(
+        ratio=ratio,
+        heads=heads,
+        plan=None if plan is None else Path(plan),
+        keep_metric=keep_metric,
+        max_loss_increase=max_loss_increase,
+        target_parameters=target_parameters,
+        criterion=criterion,
+        scope=scope,
+        unit=unit,
+        rounds=rounds,
+        min_heads=min_heads,
+        masked=layout == "masked",
+    )
+    wanted = pruning.PruneOptions(
+        request,
+        options or StudyOptions(),
+        layout=layout,
+        metric=metric,
+        eval_data=eval_data,
+        publication=Publication(SHARD_SIZE, force=force),
+    )
+    return pruning.prune(model, data, None if output is None else Path(output), wanted)
+
+
+def load(
+    path: str | Path, *, device: str = "auto", dtype: str = "auto", revision: str | None = None
+) -> PreTrainedModel:
+    """The model in a folder or of a Hub id, ready for use or training; pruned ones of any layout, running no code of
+    theirs.
+
+    `dtype` "auto" is float32 on a CPU and bfloat16 on a GPU; the model is in evaluation mode.
+
+    Raises:
+        HeadscopeError: it cannot be loaded as its files say.
+    """
+    options = LoadOptions(device=device, dtype=dtype, revision=revision)
+    return models.load(str(path), options).model.requires_grad_(True)
 
 
 def find_sites(model: PreTrainedModel) -> tuple[Site, ...]:

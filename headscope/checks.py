@@ -244,7 +244,7 @@ def _equal_heads(model: nn.Module, site: Site, where: str) -> Finding:
         ]
         if any(bool(part.any()) for part in parts):
             key = b"".join(part.contiguous().cpu().float().numpy().tobytes() for part in parts)
-            fingerprints.setdefault(key, []).append(head)
+            fingerprints.setdefault(key, []).append(site.heads[head].index)
     equal = [heads for heads in fingerprints.values() if len(heads) > 1]
     if equal:
         detail = "heads with equal query, key and value weights: " + "; ".join(_listing(heads) for heads in equal)

@@ -45,3 +45,17 @@ def resolve_dtype(name: str, device: torch.device | str = "cpu") -> torch.dtype:
     if name == "auto":
         return torch.float32 if str(device) == "cpu" else torch.bfloat16
     return getattr(torch, name)
+
+
+def free_memory() -> int:
+    """Bytes of the host's memory that could be had now; half of all where the system does not say."""
+    import os
+
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

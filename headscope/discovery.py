@@ -21,6 +21,7 @@ from headscope.anatomy import Anatomy, dissect
 from headscope.errors import UnsupportedModel
 from headscope.heads import AttentionKind, Site, SiteId
 from headscope.inputs import probe_inputs
+from headscope.numbers import renumbered
 from headscope.stacks import StackNames
 from headscope.taps import AttentionCall, FunctionTap, InterfaceTap, ModuleStack
 
@@ -105,7 +106,7 @@ def find_sites(model: PreTrainedModel, inputs: dict[str, Any] | None = None) -> 
     if not found:
         detail = "; ".join(problems) or "no softmax attention was reached"
         raise UnsupportedModel(f"no attention head found in {type(model).__name__}: {detail}")
-    sites = _number(found, StackNames(model))
+    sites = renumbered(model, _number(found, StackNames(model)))
     return Discovery(sites, tuple(problems), _others(model, sites))
 
 

@@ -7,7 +7,10 @@
     ├── DeviceError                1  a device that is absent, or memory that ran out
     ├── OutputError                1  a file that cannot be written
     ├── CheckFailed                1  a structure check of `inspect --check` failed
-    └── UsageError                 2  an option that cannot be meant that way
+    ├── ProofFailed                1  a pruned checkpoint does not compute what it should
+    ├── UsageError                 2  an option that cannot be meant that way
+    │   └── InvalidPlan            2  heads that cannot be removed together
+    └── ThresholdError             3  a limit such as --max-loss-increase that cannot be kept
 
 Anything else that escapes is a bug and keeps its traceback.
 """
@@ -52,10 +55,24 @@ class CheckFailed(HeadscopeError):
     """At least one structure check failed; the report that says which is already written."""
 
 
+class ProofFailed(HeadscopeError):
+    """A pruned checkpoint does not compute what the masked model computes; nothing of it is left on disk."""
+
+
 class UsageError(HeadscopeError):
     """An option or argument that cannot be meant that way."""
 
     exit_code = 2
+
+
+class InvalidPlan(UsageError):
+    """Heads that cannot be removed together, or a number of heads that cannot be removed exactly."""
+
+
+class ThresholdError(HeadscopeError):
+    """A limit on what pruning may cost cannot be kept."""
+
+    exit_code = 3
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

@@ -265,6 +265,7 @@ def _check_spans(path: Path, spans: Mapping[str, tuple[TensorInfo, int, int]], a
 
 
 _FLOATS = frozenset({"F16", "BF16", "F32", "F64", "F8_E5M2", "F8_E4M3"})
+_TORCH = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 
 
 def parameter_count(tensors: Iterable[TensorInfo]) -> int:
@@ -274,8 +275,18 @@ def parameter_count(tensors: Iterable[TensorInfo]) -> int:
 
 def value_bytes(tensors: Iterable[TensorInfo]) -> int:
     """Bytes of one value in the floating type that holds most of them."""
+    kind = _main_type(tensors)
+    return BITS[kind] // 8 if kind else 4
+
+
+def stored_dtype(tensors: Iterable[TensorInfo]) -> str | None:
+    """torch's name of that type; None where it is none that models compute in."""
+    return _TORCH.get(_main_type(tensors) or "")
+
+
+def _main_type(tensors: Iterable[TensorInfo]) -> str | None:
     sizes: dict[str, int] = {}
     for info in tensors:
         if info.dtype in _FLOATS:
             sizes[info.dtype] = sizes.get(info.dtype, 0) + prod(info.shape)
-    return BITS[max(sizes, key=lambda dtype: sizes[dtype])] // 8 if sizes else 4
+    return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else None

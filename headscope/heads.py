@@ -122,11 +122,26 @@ class Site:
     window: int | None = None
     """The most keys that a query sees, where the module limits it."""
     source: str = "interface"
+    numbers: tuple[int, ...] = ()
+    """Numbers of the query heads in the unpruned model, where heads were removed since; empty: 0, 1, 2, …"""
+    kv_numbers: tuple[int, ...] = ()
+    """The same for the key/value heads."""
 
     @property
     def heads(self) -> list[HeadId]:
-        """The query heads in order."""
-        return [HeadId(self.id, index) for index in range(self.n_heads)]
+        """The query heads in order, by their numbers in the unpruned model."""
+        return [HeadId(self.id, number) for number in self.numbers or range(self.n_heads)]
+
+    @property
+    def groups(self) -> list[tuple[int, ...]]:
+        """The numbers of the query heads that share each key/value head."""
+        numbers = [head.index for head in self.heads]
+        return [tuple(numbers[start : start + self.group_size]) for start in range(0, self.n_heads, self.group_size)]
+
+    def kv_number(self, head: int) -> int:
+        """The number in the unpruned model of the key/value head that the query head at place `head` reads."""
+        place = self.kv_head(head)
+        return self.kv_numbers[place] if self.kv_numbers else place
 
     @property
     def group_size(self) -> int:
@@ -134,7 +149,7 @@ class Site:
         return self.n_heads // self.n_kv_heads
 
     def kv_head(self, head: int) -> int:
-        """The key/value head that query head `head` reads."""
+        """The place of the key/value head that the query head at place `head` reads."""
         return head // self.group_size
 
     def slices_of(self, *roles: Role) -> list[ParameterSlice]:

@@ -85,19 +85,19 @@ def head_table(study: Study, scores: Scores) -> Table:
     for site in study.sites:
         parameters = parameters_per_head(study.loaded.model, site)
         dead = dead_heads(study.loaded.model, site)
-        for head in site.heads:
+        for place, head in enumerate(site.heads):
             row: dict[str, Cell] = {
                 "head": str(head),
                 "stack": site.id.stack,
                 "kind": str(site.id.kind),
                 "layer": site.id.layer,
                 "index": head.index,
-                "kv_head": site.kv_head(head.index),
+                "kv_head": site.kv_number(place),
                 "shared_with": ";".join(f"{twin}.{head.index}" for twin in site.shared_with),
-                "parameters": parameters[head.index],
-                "flags": ";".join(_flags(site, dead[head.index])),
+                "parameters": parameters[place],
+                "flags": ";".join(_flags(site, dead[place])),
             }
-            row |= {column.name: _cell(column, scores, site.id, head.index) for column in columns}
+            row |= {column.name: _cell(column, scores, site.id, place) for column in columns}
             rows.append(row)
     return Table(
         "inspect",
@@ -272,10 +272,12 @@ def summary(study: Study, scores: Scores) -> list[str]:
 
 
 def heat_map(table: Table, column: str) -> dict[str, list[list[float]]]:
-    """A column of a head table as layers by heads, for each stack and kind."""
+    """A column of a head table as layers by heads, for each stack and kind; NaN where a head was removed."""
     blocks: dict[str, dict[int, list[float]]] = {}
     for row in table.rows:
         value = row[column]
         layers = blocks.setdefault(f"{row['stack']}.{row['kind']}", {})
-        layers.setdefault(int(row["layer"] or 0), []).append(float("nan") if value is None else float(value))
+        line = layers.setdefault(int(row["layer"] or 0), [])
+        line += [float("nan")] * (int(row["index"] or 0) - len(line))
+        line.append(float("nan") if value is None else float(value))
     return {name: [layers[layer] for layer in sorted(layers)] for name, layers in blocks.items()}

@@ -25,6 +25,11 @@ class Location:
     gguf: str = ""
     notes: tuple[str, ...] = ()
 
+    @property
+    def origin(self) -> Path:
+        """The folder, or the one file, that the model is read from."""
+        return self.folder / self.gguf if self.gguf else self.folder
+
     def digest(self) -> str:
         """SHA-256 over the names and bytes of the weights; empty for more than 2 GiB, where the revision must do."""
         suffixes = (".gguf",) if self.gguf else (".safetensors", ".bin")

@@ -70,7 +70,7 @@ def attention_map(study: Study, text: str, head: str, *, target: str | None = No
         inputs, notes = _inputs(loaded, encoder, text, target)
     except DataError as error:
         raise UsageError(str(error), hint=error.hint or "--max-length N cuts a text") from None
-    texts, blocks = Texts(inputs, None, None), _Blocks(found.index)
+    texts, blocks = Texts(inputs, None, None), _Blocks(site.heads.index(found))
     reader = RowReader(loaded.model, [site], [blocks.see], replace=False)
     reader.start(texts, 1)
     with torch.no_grad(), memory_errors(), reader.reading():

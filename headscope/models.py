@@ -14,6 +14,8 @@ from headscope.errors import DeviceError, ModelError, UsageError, nearest
 from headscope.headers import has_safetensors, read_headers, value_bytes
 from headscope.jsonfiles import quote
 from headscope.location import Location, locate
+from headscope.numbers import check_recipe, is_portable
+from headscope.portable import pruned_class
 from headscope.reasons import RAISED, configuration_error, first_line, no_bars, quiet, reason
 from headscope.tasks import Task
 from headscope.weights import check_files, check_keys, non_finite
@@ -116,7 +118,9 @@ def load(name: str, options: LoadOptions) -> LoadedModel:
     notes = list(location.notes)
     if not location.gguf:
         config = check_files(location, allow_pickle=options.allow_pickle)
-        if config.get("auto_map") and not options.trust_remote_code:
+        if "headscope" in config:
+            check_recipe(config["headscope"])
+        elif config.get("auto_map") and not options.trust_remote_code:
             notes.append("the code that comes with the model is not run: transformers' own takes its place")
     configuration = _configuration(location, options)
     wanted = "causal-lm" if location.gguf and options.task == "auto" else options.task  # GGUF names no architecture
@@ -209,9 +213,13 @@ def _load(
         arguments |= {"gguf_file": location.gguf, "quantization_config": _dense()}
     else:
         arguments |= {"config": config, "use_safetensors": has_safetensors(location.folder)}
+    loader = getattr(transformers, task.auto_class)
+    if is_portable(config):
+        loader = _pruned(config, task)
+        del arguments["trust_remote_code"]
     try:
         with quiet(), no_bars(location):
-            model, info = getattr(transformers, task.auto_class).from_pretrained(location.folder, **arguments)
+            model, info = loader.from_pretrained(location.folder, **arguments)
             if device != "balanced":
                 model = model.to(device)
     except torch.OutOfMemoryError as error:
@@ -237,12 +245,27 @@ def blank_model(location: Location, options: LoadOptions, *, device: str = "meta
     _, task = choose_task(config, options.task)
     try:
         with quiet(), torch.device(device):
+            if is_portable(config):
+                return _pruned(config, task)._from_config(config, dtype=torch.bfloat16).eval()
             blank = getattr(transformers, task.auto_class).from_config(
                 config, dtype=torch.bfloat16, trust_remote_code=options.trust_remote_code
             )
             return blank.eval()
     except RAISED as error:
         raise ModelError(f"{location.name}: config.json describes no possible model: {first_line(error)}") from None
+
+
+def _pruned(config: PreTrainedConfig, task: Task) -> Any:
+    """The class that restores a recipe, from this package: the code inside the checkpoint is not run."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    named = getattr(modeling_auto, task.mapping).get(config.model_type)
+    names = [named] if isinstance(named, str) else list(named or ())
+    wanted = next((name for name in names if name in (config.architectures or ())), names[0] if names else "")
+    if not wanted:
+        raise ModelError(f"config.json: a {quote(config.model_type)} model does no such task", hint="--task embedding")
+    return pruned_class(getattr(transformers, wanted))
 
 
 def _positions(model: PreTrainedModel) -> int | None:

@@ -67,6 +67,8 @@ class Study:
 
     def __init__(self, loaded: LoadedModel, examples: Examples | None, options: StudyOptions) -> None:
         self.loaded, self.examples, self.options = loaded, examples, options
+        self.progress: Progress | None = None
+        """Told of passes for which no other is given."""
 
     @classmethod
     def open(cls, model: str, data: str | None = None, options: StudyOptions | None = None) -> Study:
@@ -109,7 +111,7 @@ class Study:
         self._allow(chosen, needs)
         sums, loss, notes = ScoreSums(chosen), None, ()
         if needs - {Need.WEIGHTS}:
-            loss, notes = self._pass(sums, chosen, progress)
+            loss, notes = self._pass(sums, chosen, progress or self.progress)
         values: dict[str, dict[SiteId, Tensor]] = {
             column.name: {} for score in chosen.values() for column in score.columns
         }

@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import AttentionInterface
 
+from headscope.portable import cut
+
 SOFTMAX = {torch.softmax, torch.Tensor.softmax, F.softmax}
 _PRODUCT = {
     torch.matmul,
@@ -84,6 +86,7 @@ class InterfaceTap(contextlib.AbstractContextManager["InterfaceTap"]):
             function = tap._original(registry, name, default)
 
             def tapped(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+                kwargs = cut(module, "attention", kwargs)  # what a pruned module's heads get of a tensor for all
                 call = AttentionCall(module, query, key, value, query[:0], None, True)
                 call.mask = args[0] if args else kwargs.get("attention_mask")
                 call.arguments, call.eager, call.implementation = args[1:], default, name

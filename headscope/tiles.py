@@ -15,8 +15,10 @@ from torch import Tensor
 from headscope.losses import wide
 from headscope.taps import AttentionCall
 
-VALUES = 2**22
-"""Rows held at once, as numbers."""
+VALUES = 2**23
+"""Rows held at once, as numbers: 32 MiB in float32, and as much again for their logits."""
+WIDEST = 128
+"""Queries in a tile at most: near the start of a causal text, a higher tile would be for the greater part masked."""
 LONG = 2**18
 """From this many pairs of queries and keys on the buffers are worth their making."""
 MASKED = -1e30
@@ -50,30 +52,39 @@ def tiles(call: AttentionCall, mask: Tensor | None, *, causal: bool) -> Iterator
     scale = call.keywords.get("scaling", call.keywords.get("scale"))
     scale = call.query.shape[-1] ** -0.5 if scale is None else scale
     query, key, value = wide(call.query) * scale, wide(call.key), wide(call.value)
-    n_heads, n_queries, n_keys = query.shape[1], query.shape[2], key.shape[2]
-    n_kv_heads = key.shape[1]
-    size = max(1, min(n_queries, VALUES // (n_heads * n_keys)))
-    buffers = [query.new_empty(n_heads * size * n_keys) for _ in range(2)]
-    ahead = torch.ones(size, size, dtype=torch.bool, device=query.device).triu(1)
+    n_heads, n_keys, n_kv_heads = query.shape[1], key.shape[2], key.shape[1]
+    cuts = list(_cuts(query.shape[2], n_keys, n_heads, causal=causal))
+    largest = max((last - first) * reach for first, last, reach in cuts)
+    buffers = [query.new_empty(n_heads * largest) for _ in range(2)]
     for sequence in range(query.shape[0]):
         keys = key[sequence].transpose(1, 2).contiguous()  # [kv_head d_head key]
         values = value[sequence].contiguous()
-        for first in range(0, n_queries, size):
-            count = min(size, n_queries - first)
-            reach = min(n_keys, first + count) if causal else n_keys
+        for first, last, reach in cuts:
+            count = last - first
             logits, rows = (buffer[: n_heads * count * reach].view(n_kv_heads, -1, reach) for buffer in buffers)
-            asked = query[sequence, :, first : first + count].reshape(n_kv_heads, -1, query.shape[-1])
-            torch.bmm(asked, keys[..., :reach], out=logits)
             whole = logits.view(n_heads, count, reach)
+            asked = query[sequence, :, first:last].reshape(n_kv_heads, -1, query.shape[-1])
+            torch.bmm(asked, keys[..., :reach], out=logits)
             if causal:
-                whole[..., first:].masked_fill_(ahead[:count, : reach - first], MASKED)
+                ahead = torch.ones(count, reach - first, dtype=torch.bool, device=query.device).triu(1)
+                whole[..., first:].masked_fill_(ahead, MASKED)
             elif mask is not None:
                 _apply(whole, mask[min(sequence, len(mask) - 1)], first)
-            torch.sub(logits, logits.amax(dim=-1, keepdim=True), out=logits)
-            torch.exp(logits, out=rows)
-            rows /= rows.sum(dim=-1, keepdim=True)
+            logits -= logits.amax(dim=-1, keepdim=True)
+            torch.softmax(logits, dim=-1, out=rows)
             context = torch.bmm(rows, values[:, :reach]).view(n_heads, count, -1).transpose(0, 1)
             yield Tile(sequence, first, rows.view(n_heads, count, reach), whole, context)
+
+
+def _cuts(n_queries: int, n_keys: int, n_heads: int, *, causal: bool) -> Iterator[tuple[int, int, int]]:
+    """First query, the one after the last, and how many keys these may see, of each tile of a sequence."""
+    first = 0
+    while first < n_queries:
+        last = min(n_queries, first + WIDEST)
+        reach = min(n_keys, last) if causal else n_keys
+        last = min(last, first + max(1, VALUES // (n_heads * reach)))
+        yield first, last, min(n_keys, last) if causal else n_keys
+        first = last
 
 
 def _apply(logits: Tensor, mask: Tensor, first: int) -> None:

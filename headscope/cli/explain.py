@@ -15,13 +15,14 @@ def explain(
     """Say what COLUMN means, or list all columns."""
     from headscope import checks, inspection, registry
     from headscope.columns import Column
+    from headscope.comparison_columns import columns_of
     from headscope.relations import RELATION_COLUMNS
 
     tables = (inspection.HEAD_COLUMNS, inspection.LAYER_COLUMNS, inspection.MODEL_COLUMNS)
     more = (inspection.STRUCTURE_COLUMNS, checks.CHECK_COLUMNS, RELATION_COLUMNS)
     scores = [score.columns for score in registry.load_all("scores", "SCORE").values()]
     known: dict[str, Column] = {}
-    for columns in (*tables, *scores, *more):
+    for columns in (*tables, *scores, *more, columns_of(speed=True)):
         for found in columns:
             known.setdefault(found.name, found)
     if column is not None and column not in known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -91,6 +92,34 @@ def positive(option: str, value: str | None, *, word: str | None = None) -> int 
         return int(value)
     wanted = "a positive whole number" + (f" or {word!r}" if word else "")
     raise UsageError(f"{option} {value}: expected {wanted}")
+
+
+def natural(option: str, value: str) -> int:
+    """A whole number from 0.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if value.isascii() and value.isdigit():
+        return int(value)
+    raise UsageError(f"{option} {value}: expected 0 or a positive whole number")
+
+
+def real(option: str, value: str | None) -> float | None:
+    """A number.
+
+    Raises:
+        UsageError: it is none, or infinite.
+    """
+    if value is None:
+        return None
+    try:
+        found = float(value)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise UsageError(f"{option} {value}: expected a number")
+    return found
 
 
 def one_of(option: str, value: str | None, known: tuple[str, ...]) -> str | None:

@@ -25,52 +25,49 @@ Sums = dict[str, Tensor]
 
 def rows(block: RowBlock) -> Sums:
     """Sums over the block's real queries, `[sequence head]` each in float64, and how many queries they are."""
-    seen = block.visible.sum(dim=-1)  # [sequence query]
-    several = seen > 1
-    ones = torch.ones(block.rows.shape[:3], device=block.rows.device)
-    mass = block.rows.sum(dim=-1)  # below one where a sink takes the rest
-    entropy, largest = _entropy(block, mass)
+    precise = torch.promote_types(block.rows.dtype, torch.float32)
+    seen = block.visible.sum(dim=-1).to(precise)  # [sequence query]
+    several = (seen > 1).unsqueeze(1)
+    mass, entropy, largest, mean_key = _spread(block)
     ratio = entropy / seen.clamp_min(2).log().unsqueeze(1)
-    sums = {
-        "queries": _total(ones, block.real),
-        "choices": _total(ones, block.real & several),
-        "entropy": _total(entropy, block.real),
-        "entropy_ratio": _total(ratio, block.real & several),
-        "confidence": _total(largest, block.real),
-    }
+    each = {"queries": torch.ones_like(mass), "choices": several, "entropy": entropy, "confidence": largest}
+    each["entropy_ratio"] = torch.where(several, ratio, 0)
     for name, (on, uniform) in _masses(block, seen).items():
-        sums[name] = _total(on, block.real)
-        sums[f"{name}_uniform"] = _total(uniform.unsqueeze(1).expand(-1, on.shape[1], -1), block.real)
+        each |= {name: on, f"{name}_uniform": uniform.unsqueeze(1)}
     if block.site.id.kind is not AttentionKind.CROSS:
-        sums["distance"] = _total(_distance(block, mass), block.real)
-    return sums
+        each["distance"] = _distance(block, mass, mean_key)
+    table = torch.stack([values.expand(mass.shape).double() for values in each.values()])  # [name sequence head query]
+    return dict(zip(each, (table * block.real.unsqueeze(1)).sum(dim=-1), strict=True))
 
 
-def _total(values: Float[Tensor, "sequence head query"], counted: Tensor) -> Float[Tensor, "sequence head"]:
-    return (values.double() * counted.unsqueeze(1)).sum(dim=-1)
+def _spread(block: RowBlock) -> tuple[Tensor, ...]:
+    """Mass of each query's attention (below one where a sink takes the rest), entropy, largest value and Σ_s A·s.
 
-
-def _entropy(block: RowBlock, mass: Tensor) -> tuple[Tensor, Tensor]:
-    """Entropy of each query's attention and its largest value, `[sequence head query]`.
-
+    `[sequence head query]` each. Heads are read one after another, so that a head's rows stay in the processor's cache.
     With the logits at hand no logarithm of a map is needed: log A = logits + log max A.
     """
-    rows = block.rows
-    largest = rows.amax(dim=-1)
-    tiny = torch.finfo(rows.dtype).tiny
-    if block.logits is None:
-        return -(rows * rows.clamp_min(tiny).log_()).sum(dim=-1), largest
-    spread = torch.einsum("shqk,shqk->shq", block.logits.to(rows.dtype), rows)  # s: sequence
-    return -largest.clamp_min(tiny).log() * mass - spread, largest
+    tiny = torch.finfo(block.rows.dtype).tiny
+    found: list[tuple[Tensor, ...]] = []
+    keys = torch.arange(block.rows.shape[-1], device=block.rows.device, dtype=block.rows.dtype)
+    for head in range(block.rows.shape[1]):
+        rows = block.rows[:, head]
+        mass, largest = rows.sum(dim=-1), rows.amax(dim=-1)
+        if block.logits is None:
+            entropy = -(rows * rows.clamp_min(tiny).log_()).sum(dim=-1)
+        else:
+            logits = block.logits[:, head].to(rows.dtype)
+            entropy = -largest.clamp_min(tiny).log() * mass - (logits * rows).sum(dim=-1)
+        found.append((mass, entropy, largest, rows @ keys))
+    return tuple(torch.stack(values, dim=1) for values in zip(*found, strict=True))
 
 
-def _distance(block: RowBlock, mass: Tensor) -> Float[Tensor, "sequence head query"]:
+def _distance(block: RowBlock, mass: Tensor, mean_key: Tensor) -> Float[Tensor, "sequence head query"]:
     """Σ_s A·|t − s|; where no key lies ahead, t·Σ_s A − Σ_s A·s, which needs no table."""
     rows = block.rows
     keys = torch.arange(rows.shape[-1], device=rows.device, dtype=rows.dtype)
     queries = block.positions.to(rows.dtype)
     if block.site.id.kind is AttentionKind.CAUSAL:
-        return queries * mass - rows @ keys
+        return queries * mass - mean_key
     return torch.einsum("shqk,qk->shq", rows, (queries[:, None] - keys).abs())  # s: sequence
 
 
@@ -80,16 +77,18 @@ def _masses(block: RowBlock, seen: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     rows, share = block.rows, 1.0 / seen.clamp_min(1)  # uniform attention on each visible key
     visible = block.visible.expand(rows.shape[0], -1, -1)
     if block.site.id.kind is not AttentionKind.CROSS:
-        near = {offset: _beside(rows, block.positions, offset) for offset in range(-NEAR, NEAR + 1)}
-        even = {offset: _beside(visible.unsqueeze(1), block.positions, offset)[:, 0] * share for offset in near}
-        found |= {name: (near[offset], even[offset]) for name, offset in _OFFSETS.items()}
-        found["local"] = (sum(near.values(), torch.zeros(())), sum(even.values(), torch.zeros(())))
+        near = _near(rows, block.positions)  # [sequence head query offset]
+        even = _near(visible.unsqueeze(1), block.positions)[:, 0] * share.unsqueeze(-1)
+        for name, offset in _OFFSETS.items():
+            found[name] = near[..., NEAR + offset], even[..., NEAR + offset]
+        found["local"] = near.sum(dim=-1), even.sum(dim=-1)
     found["first"] = (rows[..., 0], visible[..., 0] * share)
     if block.special is not None:
         found["special"] = _columns(block.special, rows, visible, share)
     if block.query_tokens is not None and block.key_tokens is not None:
-        for name, table in _repeats(block).items():
-            found[name] = _on(table & visible, rows, share)
+        same = block.query_tokens[:, :, None] == block.key_tokens[:, None, :]
+        sparse = int(same.count_nonzero()) * 8 < same.numel()
+        found |= _repeats_looked_up(block, same, share) if sparse else _repeats_summed(block, same, share)
     return found
 
 
@@ -102,36 +101,43 @@ def _columns(chosen: Tensor, rows: Tensor, visible: Tensor, share: Tensor) -> tu
     return torch.einsum("shqk,sk->shq", rows, table), (visible & chosen[:, None, :]).sum(dim=-1) * share  # s: sequence
 
 
-def _on(table: Tensor, rows: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Mass on the keys of a table `[sequence query key]`, and its uniform value; sparse tables are looked up."""
-    count = table.sum(dim=-1)
-    if int(count.sum()) * 8 > table.numel():
-        mass = torch.einsum("shqk,sqk->shq", rows, table.to(rows.dtype))  # s: sequence
-        return mass, count * share
-    sequence, query, key = table.nonzero(as_tuple=True)
-    flat = torch.zeros(table.shape[0] * table.shape[1], rows.shape[1], dtype=rows.dtype, device=rows.device)
-    flat.index_add_(0, sequence * table.shape[1] + query, rows[sequence, :, query, key])
-    return flat.view(table.shape[0], table.shape[1], -1).transpose(1, 2), count * share
-
-
-def _beside(rows: Tensor, positions: Tensor, offset: int) -> Tensor:
-    """Mass on the key `offset` positions from each query, 0 where there is none."""
-    target = positions + offset
+def _near(rows: Tensor, positions: Tensor) -> Tensor:
+    """Mass on the keys up to `NEAR` positions from each query, by offset along the last axis; 0 where there is none."""
+    target = positions[:, None] + torch.arange(-NEAR, NEAR + 1, device=rows.device)
     inside = (target >= 0) & (target < rows.shape[-1])
     index = target.clamp(0, rows.shape[-1] - 1)
-    picked = rows.gather(-1, index.view(1, 1, -1, 1).expand(*rows.shape[:3], 1)).squeeze(-1)
-    return picked * inside
+    return rows.gather(-1, index.expand(*rows.shape[:2], -1, -1)) * inside
 
 
-def _repeats(block: RowBlock) -> dict[str, Tensor]:
-    """Earlier keys that hold the query's token, and keys right after such a one, `[sequence query key]`."""
-    assert block.query_tokens is not None and block.key_tokens is not None
-    keys = torch.arange(block.key_tokens.shape[1], device=block.rows.device)
-    same = block.query_tokens[:, :, None] == block.key_tokens[:, None, :]
-    earlier = same & (keys < block.positions[:, None])
+def _repeats_summed(block: RowBlock, same: Tensor, share: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Mass on earlier keys that hold the query's token and on keys right after such a one, and its uniform value."""
+    earlier = same & (torch.arange(same.shape[-1], device=same.device) < block.positions[:, None])
     after = torch.zeros_like(earlier)
     after[..., 1:] = earlier[..., :-1]
-    return {"duplicate": earlier, "induction": after}
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, table in {"duplicate": earlier & block.visible, "induction": after & block.visible}.items():
+        mass = torch.einsum("shqk,sqk->shq", block.rows, table.to(block.rows.dtype))  # s: sequence
+        found[name] = mass, table.sum(dim=-1) * share
+    return found
+
+
+def _repeats_looked_up(block: RowBlock, same: Tensor, share: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """The same where few keys hold the query's token, and reading only those is quicker."""
+    sequence, query, key = same.nonzero(as_tuple=True)
+    kept = key < block.positions[query]
+    sequence, query, key = sequence[kept], query[kept], key[kept]
+    n_sequences, n_heads, n_queries, n_keys = block.rows.shape
+    visible = block.visible.expand(n_sequences, -1, -1)
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, step in {"duplicate": 0, "induction": 1}.items():
+        place = (key + step).clamp_max(n_keys - 1)
+        counted = (visible[sequence, query, place] & (key + step < n_keys)).to(block.rows.dtype)[:, None]
+        values = torch.cat((block.rows[sequence, :, query, place] * counted, counted), dim=1)  # [place head+1]
+        flat = values.new_zeros(n_sequences * n_queries, n_heads + 1)
+        flat.index_add_(0, sequence * n_queries + query, values)
+        table = flat.view(n_sequences, n_queries, -1)
+        found[name] = table[..., :-1].transpose(1, 2), table[..., -1] * share
+    return found
 
 
 def moments(evidence: Evidence) -> dict[str, Tensor]:

@@ -1,0 +1,118 @@
+"""`headscope evaluate`: what one or several models do on the same data, what they cost and how fast they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from headscope.cli import options as opt
+from headscope.cli.settings import Settings, settings
+from headscope.cli.talk import Talk
+from headscope.errors import UsageError, nearest
+
+_METRICS = "accuracy, f1, token-accuracy, exact-match, perplexity, pearson, r2 or mse"
+
+
+def evaluate(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Models; the first is the baseline.")],
+    data: opt.DataOpt = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", metavar="NAME", help=f"{_METRICS}; default by task and data.")
+    ] = None,
+    speed: Annotated[bool, typer.Option("--speed", help="Also time the models, a row for each batch size.")] = False,
+    speed_batches: Annotated[
+        str, typer.Option("--speed-batches", metavar="A,B", help="Batch sizes that --speed times.")
+    ] = "1,8,32",
+    tokens: Annotated[
+        str, typer.Option("--tokens", metavar="N", help="Text length that costs and times are given for.")
+    ] = "512",
+    task: opt.TaskOpt = "auto",
+    text_column: opt.TextColumnOpt = None,
+    pair_column: opt.PairColumnOpt = None,
+    label_column: opt.LabelColumnOpt = None,
+    target_column: opt.TargetColumnOpt = None,
+    image_column: opt.ImageColumnOpt = None,
+    audio_column: opt.AudioColumnOpt = None,
+    context_column: opt.ContextColumnOpt = None,
+    answer_column: opt.AnswerColumnOpt = None,
+    config: opt.ConfigOpt = None,
+    split: opt.SplitOpt = None,
+    encoding: opt.EncodingOpt = "utf-8",
+    skip_bad: opt.SkipBadOpt = False,
+    limit: opt.LimitOpt = "512",
+    max_length: opt.MaxLengthOpt = None,
+    on_long: opt.OnLongOpt = None,
+    batch_size: opt.BatchSizeOpt = "auto",
+    parse_special: opt.ParseSpecialOpt = False,
+    revision: opt.RevisionOpt = None,
+    trust_remote_code: opt.TrustOpt = False,
+    allow_pickle: opt.PickleOpt = False,
+    device: opt.DeviceOpt = "auto",
+    dtype: opt.DtypeOpt = "auto",
+    attn_implementation: opt.AttentionOpt = "auto",
+    format: opt.FormatOpt = "auto",
+    output: opt.OutputOpt = None,
+    force: opt.ForceOpt = False,
+    sort: opt.SortOpt = None,
+    top: opt.TopOpt = None,
+    columns: opt.ColumnsOpt = None,
+    dry_run: opt.DryRunOpt = False,
+    seed: opt.SeedOpt = 0,
+    quiet: opt.QuietOpt = False,
+    verbose: opt.VerboseOpt = False,
+    no_progress: opt.NoProgressOpt = False,
+) -> None:
+    """Judge each MODEL on --data, and how far it is from the first one."""
+    given = settings({**locals(), "model": models[0], "plot": None, "draws": None})
+    length = opt.positive("--tokens", tokens) or 512
+    sizes = _batch_sizes(speed_batches)
+    if data is None:
+        raise UsageError("evaluate needs data", hint="give --data FILE")
+    given.check_outputs()
+    _foresee(given, metric, speed)
+    for model in models:
+        replace(given, model=model).check_model()
+    talk = Talk(quiet=quiet, verbose=verbose, bars=not no_progress)
+    timed = sizes if speed else []
+    if dry_run:
+        from headscope.outlay import outlay
+
+        given.report(outlay(models, data, given.study_options(), metric=metric, speed=timed), talk, draw=False)
+        return
+    from headscope.comparison import compare
+
+    with talk.progress() as progress:
+        found = compare(
+            models, data, given.study_options(), metric=metric, tokens=length, speed=timed, progress=progress
+        )
+    talk.summary(list(found.sentences))
+    given.report(found.table, talk, draw=False)
+
+
+def _batch_sizes(value: str) -> list[int]:
+    """The batch sizes of --speed-batches.
+
+    Raises:
+        UsageError: there is none, or one is no positive whole number.
+    """
+    sizes = [opt.positive("--speed-batches", part) or 1 for part in opt.listed(value) or []]
+    if not sizes:
+        raise UsageError("--speed-batches names none")
+    return list(dict.fromkeys(sizes))
+
+
+def _foresee(given: Settings, metric: str | None, speed: bool) -> None:
+    """Refuse a metric and columns that do not exist before anything slow."""
+    from headscope.comparison_columns import columns_of
+    from headscope.metrics import METRICS
+
+    if metric is not None and metric not in METRICS:
+        raise UsageError(f"no metric {metric!r}", hint=nearest(metric, METRICS))
+    names = [column.name for column in columns_of(speed=speed)]
+    sort = given.raw["sort"]
+    asked = [*(given.shown or []), *([sort.removeprefix("-")] if sort else [])]
+    for name in [] if given.dry_run else asked:
+        if name not in names:
+            raise UsageError(f"no column {name!r} in this report", hint=nearest(name, names))

@@ -1,0 +1,204 @@
+"""`headscope prune`: remove attention heads and write a smaller checkpoint with a proof of what it computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headscope import registry
+from headscope.cli import options as opt
+from headscope.cli.settings import Settings, settings
+from headscope.cli.talk import Talk
+from headscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from headscope.pruning import PruneOptions
+
+SCOPES = ("model", "layer", "uniform")
+UNITS = ("auto", "head", "group")
+LAYOUTS = ("auto", "native", "portable", "masked")
+_WHAT = "What to remove (one of these)"
+_HOW = "How to choose"
+_CHECKPOINT = "Checkpoint"
+_CRITERIA = ", ".join(["auto", *registry.names("criteria")])
+
+
+def prune(
+    model: opt.ModelArg,
+    data: opt.DataOpt = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Checkpoint to write.", rich_help_panel=_CHECKPOINT),
+    ] = None,
+    ratio: Annotated[
+        str | None, typer.Option("--ratio", metavar="R", help="This share of all heads.", rich_help_panel=_WHAT)
+    ] = None,
+    heads: Annotated[
+        str | None,
+        typer.Option("--heads", metavar="SPEC", help="These: 3:0,1;5:2 or full labels.", rich_help_panel=_WHAT),
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", metavar="FILE", help="Those of a plan.", rich_help_panel=_WHAT)
+    ] = None,
+    keep_metric: Annotated[
+        str | None,
+        typer.Option("--keep-metric", metavar="0.99", help="As many as keep this share.", rich_help_panel=_WHAT),
+    ] = None,
+    max_loss_increase: Annotated[
+        str | None,
+        typer.Option("--max-loss-increase", metavar="X", help="As many as cost X nats.", rich_help_panel=_WHAT),
+    ] = None,
+    target_parameters: Annotated[
+        str | None,
+        typer.Option("--target-parameters", metavar="N", help="Down to N parameters.", rich_help_panel=_WHAT),
+    ] = None,
+    criterion: Annotated[
+        str, typer.Option("--criterion", help=f"{_CRITERIA}; lowest goes first.", rich_help_panel=_HOW)
+    ] = "auto",
+    scores: Annotated[
+        Path | None,
+        typer.Option("--scores", metavar="FILE", help="Scores that inspect wrote.", rich_help_panel=_HOW),
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="COLUMN", help="Their column.", rich_help_panel=_HOW)
+    ] = None,
+    scope: Annotated[
+        str, typer.Option("--scope", help="model, layer or uniform (as many in every site).", rich_help_panel=_HOW)
+    ] = "model",
+    rounds: Annotated[
+        str, typer.Option("--rounds", metavar="N", help="Score anew N - 1 times on the way.", rich_help_panel=_HOW)
+    ] = "1",
+    min_heads: Annotated[
+        str, typer.Option("--min-heads", metavar="N", help="Heads left in each site.", rich_help_panel=_HOW)
+    ] = "1",
+    unit: Annotated[
+        str, typer.Option("--unit", help="auto, head or group (of a key/value head).", rich_help_panel=_HOW)
+    ] = "auto",
+    metric: Annotated[
+        str | None, typer.Option("--metric", metavar="NAME", help="Of evaluate.", rich_help_panel=_HOW)
+    ] = None,
+    eval_data: Annotated[
+        str | None,
+        typer.Option("--eval-data", metavar="DATA", help="Held-out data; default a quarter.", rich_help_panel=_HOW),
+    ] = None,
+    layout: Annotated[
+        str, typer.Option("--layout", help=f"{', '.join(LAYOUTS)}.", rich_help_panel=_CHECKPOINT)
+    ] = "auto",
+    compensate: Annotated[
+        bool | None,
+        typer.Option("--compensate/--no-compensate", help="Not in this version.", rich_help_panel=_CHECKPOINT),
+    ] = None,
+    max_shard_size: Annotated[
+        str, typer.Option("--max-shard-size", metavar="5GB", help="Of weight files.", rich_help_panel=_CHECKPOINT)
+    ] = "5GB",
+    keep_extra: Annotated[
+        bool, typer.Option("--keep-extra", help="Copy every other file too.", rich_help_panel=_CHECKPOINT)
+    ] = False,
+    task: opt.TaskOpt = "auto",
+    text_column: opt.TextColumnOpt = None,
+    pair_column: opt.PairColumnOpt = None,
+    label_column: opt.LabelColumnOpt = None,
+    target_column: opt.TargetColumnOpt = None,
+    image_column: opt.ImageColumnOpt = None,
+    audio_column: opt.AudioColumnOpt = None,
+    context_column: opt.ContextColumnOpt = None,
+    answer_column: opt.AnswerColumnOpt = None,
+    config: opt.ConfigOpt = None,
+    split: opt.SplitOpt = None,
+    encoding: opt.EncodingOpt = "utf-8",
+    skip_bad: opt.SkipBadOpt = False,
+    limit: opt.LimitOpt = "512",
+    max_length: opt.MaxLengthOpt = None,
+    on_long: opt.OnLongOpt = None,
+    batch_size: opt.BatchSizeOpt = "auto",
+    parse_special: opt.ParseSpecialOpt = False,
+    revision: opt.RevisionOpt = None,
+    trust_remote_code: opt.TrustOpt = False,
+    allow_pickle: opt.PickleOpt = False,
+    device: opt.DeviceOpt = "auto",
+    dtype: opt.DtypeOpt = "auto",
+    attn_implementation: opt.AttentionOpt = "auto",
+    format: opt.FormatOpt = "auto",
+    force: opt.ForceOpt = False,
+    sort: opt.SortOpt = None,
+    top: opt.TopOpt = None,
+    columns: opt.ColumnsOpt = None,
+    dry_run: opt.DryRunOpt = False,
+    seed: opt.SeedOpt = 0,
+    quiet: opt.QuietOpt = False,
+    verbose: opt.VerboseOpt = False,
+    no_progress: opt.NoProgressOpt = False,
+) -> None:
+    """Remove heads of MODEL and write a smaller checkpoint, proved to compute what the masked model computes."""
+    given = settings({**locals(), "output": None, "plot": None, "draws": "1"})
+    _consider(given, compensate)
+    options = _options(given)
+    given.check_outputs()
+    if not dry_run and folder is not None:
+        from headscope.folder_writing import check_target
+
+        check_target(folder, Path(model), force=force)
+    given.check_model()
+    talk = Talk(quiet=quiet, verbose=verbose, bars=not no_progress)
+    from headscope.prune_report import prune_table, summary
+    from headscope.pruning import prune as run
+
+    with talk.progress() as progress:
+        done = run(model, data, None if dry_run else folder, options, progress)
+    talk.summary(summary(done))
+    given.report(prune_table(done), talk, draw=False)
+
+
+def _consider(given: Settings, compensate: bool | None) -> None:
+    """Refuse what cannot be meant, before anything slow."""
+    raw = given.raw
+    for name, known in (("scope", SCOPES), ("unit", UNITS), ("layout", LAYOUTS)):
+        opt.one_of(f"--{name}", raw[name], known)
+    opt.one_of("--criterion", raw["criterion"], ("auto", *registry.names("criteria")))
+    if raw["folder"] is None and not given.dry_run:
+        raise UsageError("prune writes a checkpoint", hint="give -o DIR, or --dry-run to see the plan")
+    if compensate:
+        raise UsageError("--compensate is not in this version", hint="--no-compensate, or leave it out")
+    if raw["eval_data"] is not None and given.data is None:
+        raise UsageError("--eval-data goes with --data")
+    if raw["metric"] is not None and given.data is None:
+        raise UsageError("--metric is measured on data, and there is none", hint="give --data FILE")
+
+
+def _options(given: Settings) -> PruneOptions:
+    """The request in the library's words.
+
+    Raises:
+        UsageError: it contradicts itself.
+    """
+    from headscope.pruning import PruneOptions
+    from headscope.publish import Publication
+    from headscope.selection import Request
+
+    raw = given.raw
+    request = Request(
+        ratio=opt.real("--ratio", raw["ratio"]),
+        heads=raw["heads"],
+        plan=raw["plan"],
+        keep_metric=opt.real("--keep-metric", raw["keep_metric"]),
+        max_loss_increase=opt.real("--max-loss-increase", raw["max_loss_increase"]),
+        target_parameters=opt.positive("--target-parameters", raw["target_parameters"]),
+        criterion=raw["criterion"],
+        scores=raw["scores"],
+        by=raw["by"],
+        scope=raw["scope"],
+        unit=raw["unit"],
+        rounds=opt.positive("--rounds", raw["rounds"]) or 1,
+        min_heads=opt.natural("--min-heads", raw["min_heads"]),
+        masked=raw["layout"] == "masked",
+    )
+    return PruneOptions(
+        request,
+        study=given.study_options(),
+        layout=raw["layout"],
+        metric=raw["metric"],
+        eval_data=raw["eval_data"],
+        publication=Publication(raw["max_shard_size"], keep_extra=raw["keep_extra"], force=raw["force"]),
+    )

@@ -1,0 +1,202 @@
+"""Evaluation: what models predict on the same examples, as each one's loss, metric and divergence from the first.
+
+Every model sees a batch before the next batch comes, so that distributions are compared where they arise. What stays
+are numbers: per example its loss and divergence, per predicted position the loss and the class or number that was said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headscope.errors import DataError, UsageError
+from headscope.examples import Batch
+from headscope.losses import Distribution, losses, wide
+from headscope.metrics import Metric, Predictions, choose_metric
+from headscope.objective import CHUNK_VALUES
+from headscope.study import Progress, _run
+from headscope.tasks import Task
+
+Run = Callable[[Batch], Tensor]
+"""A model's outputs at the predicted positions of a batch, `[row class]` in row order, as `Objective.forward` gives."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How one model does on a set of examples.
+
+    `losses` and `divergences` are `[example]` in float64, in the order of the examples' numbers; `losses` is empty
+    without labels. `metric` is None, and `metric_name` empty, where there is none. `measure` and `predictions` are
+    what the metric rests on, for resampling.
+    """
+
+    losses: Tensor
+    divergences: Tensor
+    metric: float | None
+    metric_name: str
+    examples: int
+    measure: Metric | None = None
+    predictions: Predictions | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss over examples; None without labels."""
+        return float(self.losses.mean()) if len(self.losses) else None
+
+    @property
+    def divergence(self) -> float:
+        """Mean divergence from the first model over examples; 0 for the first."""
+        return float(self.divergences.mean())
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one model said on one batch: `loss` and `divergence` are `[example]`, `lost` and `said` are `[row]`.
+
+    All but `divergence` are empty without labels.
+    """
+
+    loss: Tensor
+    divergence: Tensor
+    lost: Tensor
+    said: Tensor
+
+
+def judge(
+    runs: Sequence[Run],
+    task: Task,
+    task_name: str,
+    batches: Sequence[Batch],
+    *,
+    metric: str | None = None,
+    progress: Progress | None = None,
+) -> list[Judgement]:
+    """Judge every run on the same batches; divergences are from the first.
+
+    Raises:
+        UsageError: the metric is unknown or does not fit, or a run gives other outputs than the first.
+        DataError: a loss or a divergence is not finite.
+    """
+    chosen = choose_metric(metric, task, task_name, batches)
+    kind = task.distribution
+    labelled = kind is not Distribution.DIRECTION and all(batch.labelled for batch in batches)
+    said: list[list[_Part]] = [[] for _ in runs]
+    seen: list[Batch] = []
+    notes: list[str] = []
+    done, total = 0, sum(len(batch) for batch in batches)
+    with torch.no_grad():
+        for batch in batches:
+            for half, parts in _run(lambda half: _compare(runs, kind, half, labelled=labelled), batch, notes):
+                seen.append(half)
+                for before, part in zip(said, parts, strict=True):
+                    before.append(part)
+            done += len(batch)
+            if progress is not None:
+                progress(done, total)
+    return [_judgement(parts, seen, chosen, tuple(notes)) for parts in said]
+
+
+def _compare(runs: Sequence[Run], kind: Distribution, batch: Batch, *, labelled: bool) -> list[_Part]:
+    """What every run says on a batch; the first one's outputs stay until all others are compared with them."""
+    first = _near(runs[0](batch))
+    parts = [_part(first, first, kind, batch, labelled=labelled)]
+    for run in runs[1:]:
+        rows = _near(run(batch))
+        if rows.shape[1] != first.shape[1]:
+            raise UsageError(f"one model predicts {rows.shape[1]} numbers at a position, the first {first.shape[1]}")
+        parts.append(_part(rows, first, kind, batch, labelled=labelled))
+    return parts
+
+
+def _near(rows: Tensor) -> Tensor:
+    """Outputs where float64 exists."""
+    return rows.cpu() if rows.device.type == "mps" else rows
+
+
+def _part(rows: Tensor, first: Tensor, kind: Distribution, batch: Batch, *, labelled: bool) -> _Part:
+    """One model's outputs beside the first's, a piece at a time."""
+    targets = batch.targets[batch.predicted].to(rows.device)
+    empty = torch.zeros(0, dtype=torch.float64)
+    apart, lost, said = [empty], [empty], [empty] if not labelled else []
+    size = max(16, CHUNK_VALUES // rows.shape[1])
+    for start in range(0, len(rows), size):
+        piece = slice(start, start + size)
+        same = rows is first
+        apart.append(empty.new_zeros(len(rows[piece])) if same else divergences(first[piece], rows[piece], kind).cpu())
+        if labelled:
+            lost.append(losses(rows[piece], targets[piece], kind).double().cpu())
+            said.append((wide(rows[piece])[:, 0] if kind is Distribution.GAUSSIAN else rows[piece].argmax(dim=1)).cpu())
+    return _Part(
+        loss=_means(batch, torch.cat(lost), "loss") if labelled else empty,
+        divergence=_means(batch, torch.cat(apart), "divergence"),
+        lost=torch.cat(lost),
+        said=torch.cat(said),
+    )
+
+
+def divergences(first: Tensor, other: Tensor, kind: Distribution) -> Tensor:
+    """How far predictions `[row class]` are from the first model's, `[row]` in float64 and exactly 0 for equal rows.
+
+    `KL(first ‖ other)` in nats of the distributions that the rows stand for; `1 − cos` of directions.
+    """
+    a, b = first.double(), other.to(first.device).double()
+    if kind is Distribution.CATEGORICAL:
+        log_a, log_b = a.log_softmax(dim=1), b.log_softmax(dim=1)
+        chance = log_a.exp()
+        return torch.where(chance > 0, chance * (log_a - log_b), 0.0).sum(dim=1)
+    if kind is Distribution.GAUSSIAN:
+        return (a[:, 0] - b[:, 0]) ** 2  # (a − b)² / 2σ² with variance one half
+    return (F.normalize(a, dim=1) - F.normalize(b, dim=1)).square().sum(dim=1) / 2
+
+
+def _means(batch: Batch, rows: Tensor, what: str) -> Tensor:
+    """Means over the positions of each example, `[example]`.
+
+    Raises:
+        DataError: one is not finite.
+    """
+    sums = torch.zeros(len(batch), dtype=torch.float64).index_add_(0, batch.predicted.nonzero()[:, 0], rows)
+    means = sums / batch.positions
+    broken = (~means.isfinite()).nonzero()
+    if len(broken):
+        number = batch.numbers[int(broken[0])]
+        raise DataError(f"the {what} of example {number} is not finite", hint="use --dtype float32 or bfloat16")
+    return means
+
+
+def _judgement(
+    parts: Sequence[_Part], batches: Sequence[Batch], metric: Metric | None, notes: tuple[str, ...]
+) -> Judgement:
+    """Everything in the order of the examples' numbers, whatever the batches were."""
+    order = torch.tensor([number for batch in batches for number in batch.numbers]).argsort()
+    loss = torch.cat([part.loss for part in parts])
+    predictions = None if metric is None else _predictions(parts, batches, order)
+    return Judgement(
+        losses=loss[order] if len(loss) else loss,
+        divergences=torch.cat([part.divergence for part in parts])[order],
+        metric=None if metric is None or predictions is None else metric.value(predictions),
+        metric_name="" if metric is None else metric.name,
+        examples=len(order),
+        measure=metric,
+        predictions=predictions,
+        notes=notes,
+    )
+
+
+def _predictions(parts: Sequence[_Part], batches: Sequence[Batch], order: Tensor) -> Predictions:
+    example = order.argsort().repeat_interleave(torch.cat([batch.positions for batch in batches]))
+    rows = example.argsort(stable=True)
+    target = torch.cat([batch.targets[batch.predicted] for batch in batches])
+    said, lost = (torch.cat(list(values)) for values in zip(*((part.said, part.lost) for part in parts), strict=True))
+    return Predictions(
+        example=example[rows].numpy(),
+        prediction=said[rows].numpy(),
+        target=target[rows].numpy(),
+        loss=lost[rows].numpy(),
+        count=len(order),
+    )

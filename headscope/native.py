@@ -1,0 +1,71 @@
+"""Native checkpoints: whether a configuration can say what a pruned model is, so that plain transformers loads it.
+
+It can when every site keeps the same counts and the architecture reads the width of a head apart from their number
+(`head_dim`, `d_kv`). This is tried, not looked up: the counts are written into a copy of the configuration, a model is
+built from it without memory, and every parameter must have the shape that the pruned model has.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from headscope.heads import Site
+from headscope.reasons import RAISED, first_line, quiet
+from headscope.surgery import KV_COUNT, QUERY_COUNT
+
+
+def native_config(pruned: PreTrainedModel, sites: Sequence[Site]) -> PreTrainedConfig | str:
+    """The configuration that describes `pruned`, whose sites are `sites`; or in words why there is none."""
+    recipe: dict[str, Any] = getattr(pruned.config, "headscope", {})
+    counts = {(site.n_heads, site.n_kv_heads, site.d_head) for site in sites}
+    if len(counts) > 1 or recipe.get("silent"):
+        return "its sites keep different numbers of heads, and a configuration has one number for all"
+    if recipe.get("arguments"):
+        return "its position biases are cut for each layer, which no configuration can say"
+    n_heads, n_kv_heads, d_head = counts.pop()
+    config = copy.deepcopy(pruned.config)
+    config.headscope = {name: recipe[name] for name in ("version", "sites")}
+    for part in _parts(config):
+        _set_counts(part, n_heads, n_kv_heads)
+        part.head_dim = d_head
+    return _tried(pruned, config)
+
+
+def _parts(config: PreTrainedConfig) -> list[Any]:
+    """A configuration and those nested in it."""
+    found: list[Any] = [config]
+    for part in found:
+        nested = [getattr(part, name, None) for name in getattr(part, "sub_configs", {})]
+        found += [one for one in nested if isinstance(one, PreTrainedConfig) and one not in found]
+    return found
+
+
+def _set_counts(part: Any, n_heads: int, n_kv_heads: int) -> None:
+    for name in list(part.to_dict()):
+        if type(getattr(part, name, None)) is int:
+            if KV_COUNT.fullmatch(name):
+                setattr(part, name, n_kv_heads)
+            elif QUERY_COUNT.fullmatch(name):
+                setattr(part, name, n_heads)
+
+
+def _tried(pruned: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedConfig | str:
+    """The configuration, read back as a loader would, if the model that it describes has the pruned model's shapes."""
+    original = next(kind for kind in type(pruned).__mro__ if kind.__module__.startswith("transformers."))
+    try:
+        with quiet(), torch.device("meta"):
+            read = type(config).from_dict(config.to_dict())
+            described = original._from_config(read, dtype=pruned.dtype)  # type: ignore[attr-defined]
+    except RAISED as error:
+        return f"{type(config).__name__} does not accept these counts: {first_line(error)}"
+    want = {name: tuple(tensor.shape) for name, tensor in pruned.state_dict().items()}
+    have = {name: tuple(tensor.shape) for name, tensor in described.state_dict().items()}
+    if want != have:
+        name = next(name for name in want if have.get(name) != want[name])
+        return f"{type(config).__name__} cannot say it: {name} would be {have.get(name)}, it is {want[name]}"
+    return config

@@ -1,0 +1,145 @@
+"""Reading the recipe in a configuration: a head keeps its number in the unpruned model for ever.
+
+`config.headscope` holds the entries that `portable` restores, and `sites`: for every site its label, its module, how
+many heads it had, and the numbers of those that are left (`kept`, `kv_kept`) or are there with nothing to say
+(`masked`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from headscope.errors import ModelError
+from headscope.heads import HeadId, Site, SiteId
+from headscope.jsonfiles import quote
+from headscope.portable import find
+
+VERSION = 1
+Counts = dict[str, Any]
+
+
+def renumbered(model: nn.Module, sites: tuple[Site, ...]) -> tuple[Site, ...]:
+    """The sites under the labels and head numbers that the model's configuration keeps from before pruning.
+
+    Raises:
+        ModelError: it speaks of other heads than the model has.
+    """
+    entries = _entries(model)
+    labels = {site.id: _label(entries.get((site.module, site.call)), site) for site in sites}
+    found: list[Site] = []
+    for site in sites:
+        entry = entries.get((site.module, site.call))
+        if entry is None or "kept" not in entry:
+            found.append(site)
+            continue
+        kept, kv_kept = tuple(entry["kept"]), tuple(entry["kv_kept"])
+        if (len(kept), len(kv_kept)) != (site.n_heads, site.n_kv_heads):
+            raise ModelError(
+                f"config.json: headscope says {len(kept)} heads for {site.module}, the weights have {site.n_heads}",
+                hint="remove the entry `headscope` of config.json to number heads anew",
+            )
+        twins = tuple(labels[twin] for twin in site.shared_with)
+        found.append(replace(site, id=labels[site.id], shared_with=twins, numbers=kept, kv_numbers=kv_kept))
+    return tuple(found)
+
+
+def _label(entry: Counts | None, site: Site) -> SiteId:
+    return site.id if entry is None or "kept" not in entry else HeadId.parse(f"{entry['id']}.0").site
+
+
+def _entries(model: nn.Module) -> dict[tuple[str, int], Counts]:
+    """The entries of the configuration's numbering by module path in this model, and call."""
+    kept: Any = getattr(getattr(model, "config", None), "headscope", None)
+    if not kept:
+        return {}
+    check_recipe(kept)
+    paths = {id(module): path for path, module in reversed(list(model.named_modules()))}
+    found: dict[tuple[str, int], Counts] = {}
+    for entry in kept.get("sites", ()):
+        module = find(model, entry["module"])
+        if module is not None:
+            found[paths[id(module)], entry["call"]] = entry
+    return found
+
+
+def is_portable(config: object) -> bool:
+    """Whether heads were removed in a way that the configuration's plain counts cannot say."""
+    recipe = getattr(config, "headscope", None)
+    return isinstance(recipe, dict) and bool(recipe.keys() - {"version", "sites"})
+
+
+def check_recipe(content: object) -> None:
+    """Refuse a recipe that is not of the form that headscope writes: it comes from a file of a stranger.
+
+    Raises:
+        ModelError: naming the entry.
+    """
+    if not isinstance(content, dict) or type(content.get("version")) is not int:
+        raise ModelError(f"config.json: headscope is {quote(content)}, not a recipe of headscope")
+    if content["version"] > VERSION:
+        raise ModelError("config.json: its heads were removed by a newer headscope", hint="pip install -U headscope")
+    forms = {"parameters": _is_shape, "attributes": _are_counts, "settings": _are_counts, "arguments": _are_slices}
+    forms |= {"silent": _is_output}
+    for name, fits in forms.items():
+        entry = content.get(name, {})
+        if not isinstance(entry, dict) or not all(isinstance(path, str) for path in entry):
+            raise ModelError(f"config.json: headscope.{name} is {quote(entry)}, expected paths")
+        for path, value in entry.items():
+            if not fits(value):
+                raise ModelError(f"config.json: headscope.{name} has {quote(value)} for {quote(path)}")
+    sites = content.get("sites", [])
+    for site in sites if isinstance(sites, list) else [sites]:
+        if not _is_site(site):
+            raise ModelError(f"config.json: headscope.sites has {quote(site)}")
+
+
+def _naturals(value: object) -> bool:
+    return isinstance(value, list) and all(type(one) is int and 0 <= one < 2**31 for one in value)
+
+
+def _is_shape(value: object) -> bool:
+    return _naturals(value) and isinstance(value, list) and 1 <= len(value) <= 8
+
+
+def _are_counts(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(name, str) and not name.startswith("_") and (_naturals([count]) or _naturals(count))
+        for name, count in value.items()
+    )
+
+
+def _are_slices(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, dict)
+        and one.get("where") in ("forward", "attention")
+        and isinstance(one.get("name"), str)
+        and _naturals([one.get("axis"), one.get("heads")])
+        and _naturals(one.get("kept"))
+        and all(place < one["heads"] for place in one["kept"])
+        for one in value
+    )
+
+
+def _is_output(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("items"), list)
+        and all(item is None or isinstance(item, str) for item in value["items"])
+        and (value.get("projection") is None or isinstance(value["projection"], str))
+        and isinstance(value.get("cache"), bool)
+        and _naturals([value.get("width")])
+    )
+
+
+def _is_site(value: object) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("module"), str) or not isinstance(value.get("id"), str):
+        return False
+    try:
+        HeadId.parse(f"{value['id']}.0")
+    except ValueError:
+        return False
+    lists = [value[name] for name in ("kept", "kv_kept", "masked") if name in value]
+    return all(_naturals(one) for one in lists) and _naturals([value.get(n) for n in ("call", "heads", "kv_heads")])

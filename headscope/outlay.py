@@ -1,0 +1,48 @@
+"""A dry run of `evaluate`: what would be done, in how much memory and about how long; the data is read, not run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headscope.comparison import open_studies
+from headscope.estimate import ESTIMATE_COLUMNS, _speed
+from headscope.metrics import choose_metric
+from headscope.study import StudyOptions, batches
+from headscope.tables import Cell, Table
+from headscope.timing import SECONDS
+
+
+def outlay(
+    models: Sequence[str], data: str, options: StudyOptions, *, metric: str | None = None, speed: Sequence[int] = ()
+) -> Table:
+    """The work of `evaluate` in numbers: models, examples, tokens, seconds and bytes.
+
+    Seconds come from parameters x tokens and the speed of a matrix product on the device, so they are a guess; bytes
+    are the weights of all models and the outputs of two of them for the largest batch.
+    """
+    studies = open_studies(models, data, options)
+    first = studies[0]
+    cut = batches(first)
+    chosen = choose_metric(metric, first.loaded.task, first.loaded.task_name, cut)
+    tokens = sum(sum(batch.lengths) for batch in cut)
+    sizes = [sum(parameter.numel() for parameter in study.loaded.model.parameters()) for study in studies]
+    itemsize = first.loaded.model.dtype.itemsize
+    config = first.loaded.model.config.get_text_config()
+    width = int(config.vocab_size) if first.loaded.task.vocabulary else 0
+    widest = max(max(batch.lengths) * len(batch) for batch in cut)
+    streams = 20 * max(site.d_model for site in first.sites)
+    rows: list[tuple[str, Cell, str]] = [
+        ("models", len(studies), "count"),
+        ("metric", chosen.name if chosen else None, ""),
+        ("examples", len(first.examples or ()), "count"),
+        ("batches", len(cut), "count"),
+        ("tokens", tokens, "count"),
+        ("passes", len(studies), "forward passes"),
+        ("speed_batches", ",".join(map(str, speed)) or None, ""),
+        ("seconds", 2.0 * sum(sizes) * tokens / _speed(first.loaded.model.device) + SECONDS * len(speed), "s"),
+        ("peak_bytes", sum(sizes) * itemsize + widest * (2 * width + streams) * itemsize, "bytes"),
+    ]
+    cells: tuple[dict[str, Cell], ...] = tuple(
+        {"item": item, "value": value, "unit": unit} for item, value, unit in rows
+    )
+    return Table("estimate", ESTIMATE_COLUMNS, cells, "", first.provenance(), first.loaded.notes)

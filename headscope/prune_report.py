@@ -1,0 +1,79 @@
+"""The report of `prune`: one row per site on stdout, and what changed for the whole model in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headscope.columns import Column
+from headscope.pruned import Pruned
+from headscope.publish import site_lines
+from headscope.tables import Cell, Table
+
+PRUNE_COLUMNS = (
+    Column("site", "label", "stack.kind.layer", untrusted=True),
+    Column("heads_before", "count", "query heads before"),
+    Column("heads_after", "count", "query heads after; masked heads are still there"),
+    Column("kv_before", "count", "key/value heads before"),
+    Column("kv_after", "count", "key/value heads after"),
+    Column("removed", "numbers", "the query heads that went, by their numbers in the unpruned model"),
+)
+_LOADERS = {
+    "native": "plain transformers, and engines that read head_dim",
+    "portable": "transformers with trust_remote_code=True, or headscope.load",
+    "masked": "whatever loads the original; it saves neither time nor memory",
+}
+
+
+def prune_table(done: Pruned) -> Table:
+    """One row per site."""
+    rows: list[dict[str, Cell]] = [
+        {
+            "site": line.site,
+            "heads_before": line.before,
+            "heads_after": line.after,
+            "kv_before": line.kv_before,
+            "kv_after": line.kv_after,
+            "removed": " ".join(map(str, line.removed)),
+        }
+        for line in site_lines(done)
+    ]
+    return Table("prune", PRUNE_COLUMNS, tuple(rows), "site", None, done.notes)
+
+
+def summary(done: Pruned) -> list[str]:
+    """What was removed, saved and lost, the proof, and who can load it."""
+    return list(_lines(done))
+
+
+def _lines(done: Pruned) -> Iterator[str]:
+    plan, before, after = done.plan, done.before, done.after
+    total = sum(len(site.heads) for site in plan.sites)
+    verb = "silenced" if done.layout == "masked" else "removed"
+    yield f"{len(plan.removed)} of {total} heads {verb} by {plan.criterion or 'plan'}"
+    for number, entry in enumerate(done.history, 1) if len(done.history) > 1 else ():
+        yield f"round {number}: {len(entry['taken'])} heads, {entry['gone']} gone"
+    for name, old, new in (
+        ("parameters", before.parameters, after.parameters),
+        ("attention MACs a token", before.macs_per_token, after.macs_per_token),
+        ("KV cache bytes a token", before.kv_bytes_per_token, after.kv_bytes_per_token),
+        ("weights in bytes", before.weight_bytes, after.weight_bytes),
+    ):
+        if old:
+            yield f"{name}: {old:,} -> {new:,} ({(new - old) / old:+.1%})"
+    yield from _quality(done)
+    for check in done.verification.checks:
+        yield f"proof: {check.name} differ by {check.difference:.2g} (allowed {check.allowed:.2g})"
+    where = f"{done.folder} " if done.folder is not None else "dry run, nothing was written: "
+    yield f"{where}{'is' if done.folder is not None else 'it would be'} {done.layout}: for {_LOADERS[done.layout]}"
+
+
+def _quality(done: Pruned) -> Iterator[str]:
+    if done.quality is None:
+        return
+    whole, less = done.quality
+    if whole.loss is not None and less.loss is not None:
+        yield f"held-out loss: {whole.loss:.4f} -> {less.loss:.4f}"
+    if whole.metric is not None and less.metric is not None:
+        yield f"held-out {whole.metric_name}: {whole.metric:.4f} -> {less.metric:.4f}"
+    if less.divergence is not None:
+        yield f"divergence from the whole model: {less.divergence:.4g} nats"

@@ -1,0 +1,58 @@
+"""What came of a pruning: what was removed, what it saves and loses, and the proof."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from headscope.card import Quality
+from headscope.cost import model_summary
+from headscope.heads import Site
+from headscope.matrices import site_shape
+from headscope.plan import Plan
+from headscope.verify import Verification
+
+TOKENS = 512
+"""The length of text that costs are given for."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model costs: parameters, multiply-accumulates of attention and KV-cache bytes a token, bytes of weights."""
+
+    parameters: int
+    macs_per_token: int
+    kv_bytes_per_token: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """One pruning; `folder` is where the checkpoint lies, None where nothing was written.
+
+    `quality` is of the whole and of the smaller model on held-out data, None without data; `history` says what each
+    round took.
+    """
+
+    plan: Plan
+    layout: str
+    before: Cost
+    after: Cost
+    quality: tuple[Quality, Quality] | None = None
+    verification: Verification = field(default_factory=Verification)
+    folder: Path | None = None
+    notes: tuple[str, ...] = ()
+    history: tuple[Mapping[str, Any], ...] = ()
+
+
+def cost(model: PreTrainedModel, sites: Sequence[Site], value_bytes: int) -> Cost:
+    """The cost of a model whose checkpoint stores numbers of `value_bytes` bytes; tied weights count once."""
+    total = sum(parameter.numel() for parameter in model.parameters())
+    shapes = [site_shape(model, site) for site in sites]
+    summary = model_summary(shapes, total, TOKENS, kv_bytes_per_value=value_bytes)
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return Cost(total, int(summary["macs_per_token"]), int(summary["kv_bytes_per_token"]), weights)

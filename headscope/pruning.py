@@ -1,0 +1,225 @@
+"""Pruning from a request to a verified checkpoint: choose, prove, cut, write, reload, and only then let it appear."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from headscope import verify
+from headscope.data import load_examples
+from headscope.devices import free_memory
+from headscope.discovery import find_sites
+from headscope.errors import InvalidPlan, UnsupportedModel
+from headscope.examples import collate
+from headscope.folder_writing import check_target
+from headscope.headers import has_safetensors, read_headers, stored_dtype
+from headscope.heads import Site
+from headscope.layouts import LAYOUTS, SHARD_SIZE, auto_classes
+from headscope.models import LoadedModel, load
+from headscope.native import native_config
+from headscope.plan import Plan
+from headscope.pruned import Pruned, cost
+from headscope.publish import Publication, pad_token, publish
+from headscope.reasons import RAISED, first_line
+from headscope.selection import Request, Selection, select
+from headscope.study import Progress, Study, StudyOptions, memory_errors
+from headscope.surgery import prune as take_out
+from headscope.surgery import silence_heads
+from headscope.trials import Trials, held_out
+from headscope.verify import Inputs, Verification
+
+DOUBLE_SHARE = 0.5
+"""The share of the free memory that a copy in float64 may take."""
+PROOF_EXAMPLES = 4
+
+
+@dataclass(frozen=True)
+class PruneOptions:
+    """How to prune; the defaults are those of the command line."""
+
+    request: Request
+    study: StudyOptions = field(default_factory=StudyOptions)
+    layout: str = "auto"
+    metric: str | None = None
+    eval_data: str | None = None
+    publication: Publication = field(default_factory=lambda: Publication(max_shard_size=SHARD_SIZE))
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise InvalidPlan(f"no layout {self.layout!r}", hint=f"known: {', '.join(LAYOUTS)}")
+        if self.request.masked is not (self.layout == "masked"):
+            raise InvalidPlan("heads are only silenced with the layout masked, and only there")
+
+
+def prune(
+    model: str, data: str | None, output: Path | None, options: PruneOptions, progress: Progress | None = None
+) -> Pruned:
+    """Remove heads of `model` as requested and write the checkpoint `output`; without it, only foresee what would be.
+
+    Raises:
+        HeadscopeError: the request cannot be met, or the proof failed; nothing is left behind then.
+    """
+    if output is not None:
+        check_target(output, None, force=options.publication.force)
+    return _Pruning(model, data, options).run(output, progress)
+
+
+class _Pruning:
+    """One model on its way to a smaller one."""
+
+    def __init__(self, model: str, data: str | None, options: PruneOptions) -> None:
+        self.options, self.name = options, model
+        self.loaded = load(model, options.study.load)
+        self.pad = pad_token(self.loaded.model.config)
+        self.notes: list[str] = list(self.loaded.notes)
+        choosing = judged = None
+        if data is not None:
+            choosing = load_examples(data, self.loaded, options.study.data)
+            self.notes += choosing.notes
+            if options.eval_data is not None:
+                judged = load_examples(options.eval_data, self.loaded, options.study.data)
+            else:
+                choosing, judged = held_out(choosing, options.study.seed)
+        self.study = Study(self.loaded, choosing, options.study)
+        self.judging = Study(self.loaded, judged, options.study)
+        self.judging.__dict__["discovery"] = self.study.discovery
+
+    def run(self, output: Path | None, progress: Progress | None) -> Pruned:
+        """Choose, judge, cut and write."""
+        if output is not None:
+            check_target(output, self.loaded.location.origin, force=self.options.publication.force)
+        self.study.progress = progress
+        trials = None
+        if self.judging.examples is not None and (output is not None or self.options.request.judged):
+            trials = Trials(self.judging, self.options.metric)
+        selection = select(self.study, self.options.request, trials, seed=self.options.study.seed)
+        quality = trials.judged(selection.plan) if trials is not None and output is not None else None
+        self.notes += selection.notes
+        self.notes += [f"not analysed: {problem}" for problem in self.study.discovery.problems]
+        stored = self._as_stored()
+        with memory_errors():
+            result, config, inputs = self._cut(selection, stored, prove=output is not None)
+        result = replace(result, quality=quality)
+        if output is None:
+            return result
+        judged = self.judging.examples
+        return publish(
+            result, stored, config, inputs, output, options=self.options.publication, pad=self.pad, examples=judged
+        )
+
+    def _cut(
+        self, selection: Selection, stored: LoadedModel, *, prove: bool
+    ) -> tuple[Pruned, PreTrainedConfig | None, list[Inputs]]:
+        """Take the heads out of the stored model, in place, with the proof of that; and how it goes to disk."""
+        model, plan, sites = stored.model, selection.plan, self.study.sites
+        before, inputs = cost(model, sites, stored.value_bytes), self._inputs(model)
+        proof, expected = Verification(), []
+        if prove:
+            proof = self._proved_in_double(model, plan, inputs)
+            expected = verify.run_masked(model, sites, plan, inputs)
+        after = self._operate(model, plan)
+        layout, config = self._layout(model, after)
+        if prove:
+            proof += Verification((verify.same_arithmetic(expected, self._run(model, inputs), model),))
+            proof.require()
+        result = Pruned(
+            plan=plan,
+            layout=layout,
+            before=before,
+            after=cost(model, after, stored.value_bytes),
+            verification=proof,
+            notes=tuple(dict.fromkeys(self.notes)),
+            history=selection.history,
+        )
+        return result, config, inputs
+
+    def _as_stored(self) -> LoadedModel:
+        """The model in the number format of its files, loaded anew where it was measured in another."""
+        loaded = self.loaded
+        if loaded.location.gguf or not has_safetensors(loaded.location.folder):
+            return loaded
+        dtype = stored_dtype(read_headers(loaded.location.folder).values())
+        if dtype is None or getattr(torch, dtype) == loaded.model.dtype:
+            return loaded
+        return load(self.name, replace(self.options.study.load, dtype=dtype, task=loaded.task_name))
+
+    def _operate(self, model: PreTrainedModel, plan: Plan) -> tuple[Site, ...]:
+        """Take the heads out, or silence them; returns the sites that are left."""
+        sites = self.study.sites
+        if self.options.layout == "masked":
+            silence_heads(model, sites, plan)
+            return sites
+        take_out(model, sites, plan)
+        try:
+            return find_sites(model).sites
+        except RAISED as error:
+            raise self._refusal(error) from None
+
+    def _run(self, model: PreTrainedModel, inputs: Sequence[Inputs]) -> list[verify.Said]:
+        try:
+            return verify.run(model, inputs)
+        except RAISED as error:
+            raise self._refusal(error) from None
+
+    def _refusal(self, error: BaseException) -> UnsupportedModel:
+        """A module counts its heads in a way that surgery does not follow."""
+        return UnsupportedModel(
+            f"{type(self.loaded.model).__name__}: its attention does not run with fewer heads: {first_line(error)}",
+            hint="--layout masked works",
+        )
+
+    def _proved_in_double(self, model: PreTrainedModel, plan: Plan, inputs: list[Inputs]) -> Verification:
+        """Masked = pruned on a copy in float64, where that fits into memory; generated tokens too."""
+        size = 8 * sum(parameter.numel() for parameter in model.parameters())
+        if size > DOUBLE_SHARE * free_memory():
+            self.notes.append("the model does not fit into memory in float64: the proof is in its own format only")
+            return Verification()
+        sites = self.study.sites
+        double = copy.deepcopy(model).cpu().double()
+        if double._can_set_experts_implementation():
+            double.set_experts_implementation("eager")
+        expected = verify.run_masked(double, sites, plan, inputs)
+        tokens = verify.masked_tokens(double, sites, plan)
+        self._operate(double, plan)
+        checks = [verify.same_arithmetic(expected, self._run(double, inputs), double)]
+        found = Verification((*checks, *verify.same_tokens(double, tokens)))
+        found.require()
+        return found
+
+    def _layout(self, model: PreTrainedModel, after: tuple[Site, ...]) -> tuple[str, PreTrainedConfig | None]:
+        """The layout asked for, or the first that fits, with the configuration that a native one needs.
+
+        Raises:
+            InvalidPlan: the plan does not fit it.
+        """
+        wanted = self.options.layout
+        if wanted == "masked":
+            return wanted, None
+        config = native_config(model, after)
+        if wanted != "portable" and isinstance(config, PreTrainedConfig):
+            return "native", config
+        if wanted == "native":
+            raise InvalidPlan(f"no native checkpoint: {config}", hint="--scope uniform, or --layout portable")
+        if wanted == "auto":
+            self.notes.append(f"portable, since a native checkpoint is impossible: {config}")
+        if not auto_classes(model):
+            raise UnsupportedModel(
+                f"{type(model).__name__} is no class of transformers, so no portable checkpoint can restore it",
+                hint="--layout masked",
+            )
+        return "portable", None
+
+    def _inputs(self, model: PreTrainedModel) -> list[Inputs]:
+        """Made-up inputs, and a few examples of the data side by side."""
+        found = [verify.made_up(model)]
+        examples = self.judging.examples
+        if examples is not None:
+            batch = collate(examples.items[:PROOF_EXAMPLES], examples.pads).to(model.device, model.dtype)
+            prepare = self.loaded.task.prepare
+            found.append(verify.accepted(model, prepare(model, batch) if prepare else batch.inputs))
+        return found

@@ -1,0 +1,176 @@
+"""Publishing a pruned model: its checkpoint is written beside its place, reloaded, described, and then put there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from headscope import card, verify
+from headscope.card import CardFacts, SiteLine
+from headscope.companions import copy_companions
+from headscope.examples import Examples
+from headscope.folder_writing import new_folder
+from headscope.layouts import save_masked, save_native, save_portable
+from headscope.manifest import write_manifest
+from headscope.models import LoadedModel
+from headscope.provenance import versions
+from headscope.pruned import Pruned
+from headscope.verify import Inputs, Verification
+
+_PIPELINES = {
+    "causal-lm": "text-generation",
+    "seq2seq-lm": "text2text-generation",
+    "masked-lm": "fill-mask",
+    "question-answering": "question-answering",
+    "text-classification": "text-classification",
+    "token-classification": "token-classification",
+    "image-classification": "image-classification",
+    "embedding": "feature-extraction",
+}
+
+
+@dataclass(frozen=True)
+class Publication:
+    """How a checkpoint is written."""
+
+    max_shard_size: str
+    keep_extra: bool = False
+    force: bool = False
+
+
+def publish(
+    result: Pruned,
+    stored: LoadedModel,
+    config: PreTrainedConfig | None,
+    inputs: Sequence[Inputs],
+    output: Path,
+    *,
+    options: Publication,
+    pad: int | None,
+    examples: Examples | None,
+) -> Pruned:
+    """Write `stored`, whose heads are out, as the folder `output`; `config` describes it where it is native.
+
+    `pad` is the pad token that its configuration had before a stand-in was put there for the data.
+
+    Raises:
+        ProofFailed: what a fresh process loads from the files is not what is in memory.
+        OutputError: the folder cannot be written.
+    """
+    model, location = stored.model, stored.location
+    stand_in = pad_token(model.config)
+    with new_folder(output, source=location.origin, force=options.force, needed=result.after.weight_bytes) as folder:
+        with _pad_token(model, config, pad):
+            _save(model, config, folder, layout=result.layout, max_shard_size=options.max_shard_size)
+        if location.gguf:
+            stored.tokenizer().save_pretrained(folder)
+        else:
+            copy_companions(location.folder, folder, keep_extra=options.keep_extra, code=stored.trust_remote_code)
+        code = result.layout == "portable" or stored.trust_remote_code
+        check = verify.reloaded(
+            folder, stored.task.auto_class, model, inputs, code=code, pad=stand_in if stand_in != pad else None
+        )
+        result = replace(result, verification=result.verification + Verification((check,)), folder=output)
+        result.verification.require()
+        (folder / card.NAME).write_text(card.card(_facts(result, stored, examples)), encoding="utf-8")
+        write_manifest(folder, _manifest(result, stored, examples))
+    return result
+
+
+def _save(
+    model: PreTrainedModel, config: PreTrainedConfig | None, folder: Path, *, layout: str, max_shard_size: str
+) -> None:
+    if config is not None:
+        save_native(model, config, folder, max_shard_size=max_shard_size)
+    elif layout == "portable":
+        save_portable(model, folder, max_shard_size=max_shard_size)
+    else:
+        save_masked(model, folder, max_shard_size=max_shard_size)
+
+
+def pad_token(config: PreTrainedConfig) -> int | None:
+    """The pad token of a configuration; None where it has none, or no text."""
+    return getattr(config.get_text_config(), "pad_token_id", None)
+
+
+@contextlib.contextmanager
+def _pad_token(model: PreTrainedModel, config: PreTrainedConfig | None, pad: int | None) -> Iterator[None]:
+    """The pad token of the source while the block runs, not one that only stood in for it."""
+    parts = [one.get_text_config() for one in (model.config, config) if one is not None and pad_token(one) != pad]
+    before = [part.pad_token_id for part in parts]
+    try:
+        for part in parts:
+            part.pad_token_id = pad
+        yield
+    finally:
+        for part, token in zip(parts, before, strict=True):
+            part.pad_token_id = token
+
+
+def site_lines(result: Pruned) -> list[SiteLine]:
+    """Heads and key/value heads of each site before and after, and the numbers of those that went."""
+    lines: list[SiteLine] = []
+    for site in result.plan.sites:
+        kept, groups = result.plan.kept(site.id), result.plan.kept_groups(site.id)
+        after = (len(kept), len(groups))
+        if result.layout == "masked":
+            after = (len(site.heads), site.n_kv_heads)
+        removed = tuple(sorted(result.plan.removed_from(site.id)))
+        lines.append(SiteLine(str(site.id), len(site.heads), after[0], site.n_kv_heads, after[1], removed))
+    return lines
+
+
+def _facts(result: Pruned, stored: LoadedModel, examples: Examples | None) -> CardFacts:
+    location, before, after = stored.location, result.before, result.after
+    whole, less = result.quality or (None, None)
+    return CardFacts(
+        base_model=location.name,
+        base_revision=location.revision,
+        licence=None if location.gguf else card.source_licence(location.folder),
+        pipeline_tag=_PIPELINES.get(stored.task_name),
+        auto_class=stored.task.auto_class,
+        layout=result.layout,
+        heads=tuple(site_lines(result)),
+        parameters_before=before.parameters,
+        parameters_after=after.parameters,
+        macs_before=before.macs_per_token,
+        macs_after=after.macs_per_token,
+        kv_before=before.kv_bytes_per_token,
+        kv_after=after.kv_bytes_per_token,
+        quality_before=whole,
+        quality_after=less,
+        data=examples.name if examples is not None else "",
+        criterion=result.plan.criterion,
+        proof={check.name: check.difference for check in result.verification.checks},
+        generation=bool(stored.model.can_generate()),
+    )
+
+
+def _manifest(result: Pruned, stored: LoadedModel, examples: Examples | None) -> dict[str, Any]:
+    location = stored.location
+    quality = None
+    if result.quality is not None:
+        quality = {name: vars(one) for name, one in zip(("before", "after"), result.quality, strict=True)}
+    return {
+        "layout": result.layout,
+        "auto_class": stored.task.auto_class,
+        "task": stored.task_name,
+        "source": {"model": location.name, "revision": location.revision, "weights_digest": location.digest()},
+        "data": None if examples is None else _data(examples),
+        "dtype": str(stored.model.dtype).removeprefix("torch."),
+        "plan": result.plan.as_dict(),
+        "history": [dict(entry) for entry in result.history],
+        "cost": {"before": vars(result.before), "after": vars(result.after)},
+        "quality": quality,
+        "proof": result.verification.as_dict(),
+        "versions": versions(),
+    }
+
+
+def _data(examples: Examples) -> Mapping[str, Any]:
+    return {"name": examples.name, "digest": examples.digest, "judged_on": len(examples)}

@@ -1,0 +1,58 @@
+"""Loads a checkpoint in a process of its own with nothing but transformers, runs it on given inputs, and keeps what it
+says. Run as a file, `python -P reload.py FOLDER CLASS DTYPE DEVICE TRUST PAD THREADS [INPUTS OUTPUTS]...`, so that
+nothing of headscope is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+
+def outputs(model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
+    """Every floating tensor that a model returns for `inputs`, by name; caches are left out."""
+    with torch.no_grad():
+        returned = model(**inputs)
+    found = {name: value for name, value in returned.items() if isinstance(value, Tensor)}
+    return {name: value for name, value in found.items() if value.is_floating_point()}
+
+
+def own_memory(model: Any) -> Any:
+    """Weights moved from the mapped file, where they lie at any address, to addresses that torch chooses: matrix
+    products round by alignment, and the comparison is to the last bit.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    return model
+
+
+def main(
+    folder: str, auto_class: str, dtype: str, device: str, trust: str, pad: str, threads: str, *files: str
+) -> None:
+    """Load with `auto_class`, run on each file of inputs, and write what it says into the file named after it."""
+    torch.set_num_threads(int(threads))
+    transformers.logging.set_verbosity_error()
+    model = getattr(transformers, auto_class).from_pretrained(
+        folder, dtype=getattr(torch, dtype), trust_remote_code=trust == "1", local_files_only=True
+    )
+    if model._can_set_experts_implementation() and device == "cpu":
+        model.set_experts_implementation("eager")
+    if pad:
+        model.config.get_text_config().pad_token_id = int(pad)
+    model = own_memory(model.to(device).eval())
+    for given, said in zip(files[::2], files[1::2], strict=True):
+        inputs = {name: value.to(device) for name, value in load_file(given).items()}
+        plain = {
+            name: bool(value) if value.dtype == torch.bool and not value.dim() else value
+            for name, value in inputs.items()
+        }
+        save_file({name: value.cpu().contiguous().clone() for name, value in outputs(model, plain).items()}, said)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,272 @@
+"""The selection of heads for `prune`: from a number, a list, a file, or a limit on what may be lost, to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from headscope.capture import gate
+from headscope.choice import Rules, choose, choose_round, possible_counts, removal_order, round_counts, wanted_count
+from headscope.criteria import choose_criterion, load_criterion
+from headscope.errors import InvalidPlan, ThresholdError, UsageError
+from headscope.heads import HeadId, Site, parse_heads
+from headscope.plan import Plan, SiteHeads, read_plan, require_removable
+from headscope.score_files import read_scores
+from headscope.study import Study
+from headscope.surgery import gates, is_separable, parameters_left, require_separable
+from headscope.trials import Trials
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to remove (exactly one of the first six) and how to choose it; defaults are those of the command line."""
+
+    ratio: float | None = None
+    heads: str | None = None
+    plan: Path | None = None
+    keep_metric: float | None = None
+    max_loss_increase: float | None = None
+    target_parameters: int | None = None
+    criterion: str = "auto"
+    scores: Path | None = None
+    by: str | None = None
+    scope: str = "model"
+    unit: str = "auto"
+    rounds: int = 1
+    min_heads: int = 1
+    masked: bool = False
+    """Heads are only silenced, so that any set of them can go."""
+
+    WAYS = ("ratio", "heads", "plan", "keep_metric", "max_loss_increase", "target_parameters")
+
+    def __post_init__(self) -> None:
+        given = [name for name in self.WAYS if getattr(self, name) is not None]
+        options = [f"--{name.replace('_', '-')}" for name in given or self.WAYS]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(options)} each say what to remove", hint="give one of them")
+        if not given:
+            raise UsageError("nothing says what to remove", hint=f"give one of {', '.join(options)}")
+        if (self.scores is None) != (self.by is None):
+            raise UsageError("--scores FILE and --by COLUMN belong together")
+        if self.scores is not None and self.criterion != "auto":
+            raise UsageError("--criterion and --scores both say what goes first", hint="give one of them")
+        if self.rounds < 1:
+            raise UsageError(f"--rounds {self.rounds}: expected 1 or more")
+        if self.rounds > 1 and self.ratio is None:
+            raise UsageError("--rounds scores anew on the way to a number of heads", hint="give it with --ratio")
+        if self.rounds > 1 and self.scores is not None:
+            raise UsageError("--rounds scores anew, and --scores are scores that stay", hint="give one of them")
+        if self.min_heads < 0:
+            raise UsageError(f"--min-heads {self.min_heads}: expected 0 or more")
+        self._check_limits()
+
+    def _check_limits(self) -> None:
+        if self.keep_metric is not None and not 0 < self.keep_metric <= 1:
+            raise UsageError(f"--keep-metric {self.keep_metric:g} is no share of a metric, such as 0.99")
+        if self.max_loss_increase is not None and not 0 <= self.max_loss_increase < float("inf"):
+            raise UsageError(f"--max-loss-increase {self.max_loss_increase:g}: expected 0 or more nats")
+        if self.target_parameters is not None and self.target_parameters < 1:
+            raise UsageError(f"--target-parameters {self.target_parameters}: expected 1 or more")
+        if self.target_parameters is not None and self.masked:
+            raise UsageError("--layout masked removes no parameters, so --target-parameters cannot be met")
+
+    @property
+    def judged(self) -> bool:
+        """Whether the choice is judged on held-out data."""
+        return self.keep_metric is not None or self.max_loss_increase is not None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A plan and what happened on the way to it."""
+
+    plan: Plan
+    notes: tuple[str, ...] = ()
+    history: tuple[dict[str, Any], ...] = field(default=())
+    """What each round did: how many heads were gone after it, and which it took."""
+
+
+def select(study: Study, request: Request, trials: Trials | None, *, seed: int = 0) -> Selection:
+    """The plan that a request means for the model of a study; `trials` judges it where a limit asks for that.
+
+    Raises:
+        InvalidPlan: exactly these heads, or exactly this number, cannot be removed.
+        ThresholdError: a limit cannot be kept whatever is removed.
+        UsageError: the request does not fit the model or the data.
+    """
+    if request.heads is not None:
+        found = _named(study, request)
+    elif request.plan is not None:
+        found = Selection(read_plan(request.plan, _all(study)))
+    else:
+        found = _Chooser(study, request, seed).choose(trials)
+    if not found.plan.removed:
+        raise InvalidPlan("nothing is left to remove: all of these heads are gone already")
+    if len(found.plan.removed) == sum(len(site.heads) for site in study.sites):
+        raise InvalidPlan("the plan removes every head of the model")
+    require_removable(found.plan, min_heads=request.min_heads, structural=not request.masked)
+    if not request.masked:
+        require_separable(site for site in study.sites if found.plan.removed_from(site.id))
+    return found
+
+
+def _all(study: Study) -> tuple[SiteHeads, ...]:
+    return tuple(SiteHeads.of(site) for site in study.sites)
+
+
+def _named(study: Study, request: Request) -> Selection:
+    """The heads of --heads, without those that an earlier pruning took."""
+    assert request.heads is not None
+    try:
+        heads, repeats = parse_heads(request.heads, [_before_pruning(study, site) for site in study.sites])
+    except ValueError as error:
+        raise UsageError(f"--heads {request.heads}: {error}", hint="headscope inspect MODEL lists the heads") from None
+    present = {head for site in study.sites for head in site.heads}
+    gone = [str(head) for head in heads if head not in present]
+    notes = [f"{', '.join(repeats)}: named twice"] if repeats else []
+    notes += [f"{', '.join(gone)}: removed before, passed over"] if gone else []
+    twins = {site.id: site.shared_with for site in study.sites}
+    every = {head for head in heads if head in present}
+    shared = {HeadId(twin, head.index) for head in every for twin in twins[head.site]} - every
+    if shared:
+        listing = ", ".join(map(str, sorted(shared)))
+        notes.append(f"layers share their heads: {listing} go too, being the same")
+    plan = Plan(_all(study), tuple(sorted(every | shared)), criterion="named", unit=request.unit)
+    return Selection(plan, tuple(notes))
+
+
+def _before_pruning(study: Study, site: Site) -> Site:
+    """A site with all the heads that it had before any pruning."""
+    recipe: Mapping[str, Any] = getattr(study.loaded.model.config, "headscope", None) or {}
+    entry = next((entry for entry in recipe.get("sites", ()) if entry["id"] == str(site.id)), None)
+    return site if entry is None else replace(site, n_heads=entry["heads"], numbers=())
+
+
+class _Chooser:
+    """Chooses heads by scores."""
+
+    def __init__(self, study: Study, request: Request, seed: int) -> None:
+        self.study, self.request, self.seed = study, request, seed
+        self.sites = _all(study)
+        able = [site for site in study.sites if request.masked or is_separable(site)]
+        if not able:
+            require_separable(study.sites)
+        self.able = tuple(SiteHeads.of(site) for site in able)
+        self.rules = Rules(request.scope, request.unit, request.min_heads, structural=not request.masked)
+        self.notes: list[str] = []
+        if len(able) < len(study.sites):
+            self.notes.append(f"{len(study.sites) - len(able)} sites whose heads are coupled keep all of them")
+        self.history: list[dict[str, Any]] = []
+        self.criterion = "scores"
+        if request.scores is None:
+            labelled = study.examples is not None and study.examples.labelled
+            self.criterion = choose_criterion(request.criterion, labelled)
+
+    def choose(self, trials: Trials | None) -> Selection:
+        """By number, or as much as the limit allows."""
+        if self.request.ratio is None:
+            scores = self._scores(())
+            removed = self._search(scores, trials)
+        else:
+            removed, scores = self._rounds(wanted_count(self.request.ratio, self.sites))
+        plan = Plan(
+            self.sites,
+            tuple(sorted(removed)),
+            criterion=self.criterion,
+            scope=self.request.scope,
+            unit=self.request.unit,
+            seed=self.seed,
+            scores=scores,
+            rounds=self.request.rounds,
+        )
+        return Selection(plan, tuple(self.notes), tuple(self.history))
+
+    def _rounds(self, goal: int) -> tuple[Sequence[HeadId], Mapping[HeadId, float]]:
+        """Remove `goal` heads in rounds, each by scores of what is left then."""
+        gone: tuple[HeadId, ...] = ()
+        known: dict[HeadId, float] = {}
+        possible = possible_counts(self.able, self.rules) if self.request.rounds > 1 else []
+        for count in round_counts(goal, self.request.rounds, possible):
+            scores = self._scores(gone)
+            known |= {head: score for head, score in scores.items() if head not in gone}
+            before = set(gone)
+            if count == goal:
+                gone = choose(self.able, scores, goal, self.rules, gone=gone)
+            else:
+                gone = choose_round(self.able, scores, count, goal=goal, rules=self.rules, gone=gone)
+            self.history.append({"gone": len(gone), "taken": [str(head) for head in sorted(set(gone) - before)]})
+        return gone, known
+
+    def _scores(self, gone: Sequence[HeadId]) -> Mapping[HeadId, float]:
+        """A score for every head while those in `gone` are gated to 0."""
+        heads = [head for site in self.study.sites for head in site.heads]
+        if self.request.scores is not None:
+            assert self.request.by is not None
+            return read_scores(self.request.scores, self.request.by, heads)
+        criterion = load_criterion(self.criterion)
+        if criterion.needs_data and self.study.examples is None:
+            raise UsageError(
+                f"the criterion {self.criterion} needs data",
+                hint="give --data FILE, or --scores FILE --by COLUMN, or --criterion random",
+            )
+        closed = gates(self.study.sites, Plan(self.sites, tuple(sorted(gone))))
+        with gate(self.study.loaded.model, closed, self.study.sites):
+            return criterion.scores(self.study, self.seed)
+
+    def _search(self, scores: Mapping[HeadId, float], trials: Trials | None) -> tuple[HeadId, ...]:
+        steps = removal_order(self.able, scores, self.rules)
+        if self.request.target_parameters is not None:
+            return self._small_enough(steps, self.request.target_parameters)
+        if trials is None:
+            raise UsageError("a limit on what may be lost is judged on data", hint="give --data FILE")
+        count = most(len(steps), lambda number: self._bearable(trials, _first(steps, number)))
+        if count == 0:
+            raise ThresholdError(f"no head can be removed: {trials.why_not(self.request)}", hint="loosen the limit")
+        return _first(steps, count)
+
+    def _bearable(self, trials: Trials, removed: Sequence[HeadId]) -> bool:
+        return trials.bears(Plan(self.sites, tuple(sorted(removed))), self.request)
+
+    def _small_enough(self, steps: Sequence[tuple[HeadId, ...]], target: int) -> tuple[HeadId, ...]:
+        """The fewest heads whose removal leaves at most so many parameters."""
+        model, sites = self.study.loaded.model, self.study.sites
+
+        def left(number: int) -> int:
+            return parameters_left(model, sites, Plan(self.sites, tuple(sorted(_first(steps, number)))))
+
+        if left(0) <= target:
+            raise InvalidPlan(f"--target-parameters {target}: the model has only {left(0)}")
+        if left(len(steps)) > target:
+            raise ThresholdError(
+                f"--target-parameters {target} cannot be met: {left(len(steps))} stay when all heads that may go are gone",
+                hint="heads are only part of a model; lower --min-heads or raise the target",
+            )
+        low, high = 0, len(steps)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if left(middle) <= target else (middle, high)
+        return _first(steps, high)
+
+
+def _first(steps: Sequence[tuple[HeadId, ...]], number: int) -> tuple[HeadId, ...]:
+    return tuple(head for step in steps[:number] for head in step)
+
+
+LOOK_AHEAD = 3
+"""Steps behind a limit that are tried too: what is lost does not grow evenly."""
+
+
+def most(count: int, bears: Callable[[int], bool]) -> int:
+    """The largest number of steps that was seen to be bearable: by bisection, then a few steps further on."""
+    low, high = 0, count + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if bears(middle) else (low, middle)
+    ahead = low + 1
+    while ahead < min(low + 1 + LOOK_AHEAD, count):
+        ahead += 1
+        if bears(ahead):
+            low = ahead
+    return low

@@ -1,0 +1,274 @@
+"""Surgery takes heads out of a model in memory: every parameter loses the slices of these heads, every count follows.
+
+What belongs to a head is what discovery found. Parameters that couple heads (a norm over all of them) cannot lose a
+part of themselves without changing what is left, so their sites are refused by name; `silence_heads` serves every site.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from headscope.boundary import Boundary, boundaries
+from headscope.discovery import evaluating
+from headscope.errors import InvalidPlan, UnsupportedModel
+from headscope.heads import ParameterSlice, Role, Site, SiteId
+from headscope.inputs import probe_inputs
+from headscope.plan import Plan, require_removable
+from headscope.portable import resize, see_config, silence, slice_arguments
+from headscope.recipe import numbering, recipe, snapshot
+from headscope.silence import output_forms
+
+QUERY_COUNT = re.compile(r"(num|n)_?(attention_|attn_)?heads?|heads|(en|de)coder_(attention_)?heads")
+KV_COUNT = re.compile(r"(num|n)_?(key_value|kv)_?heads?|kv_heads|multi_query_group_num|num_key_value_heads")
+_GROUP_SIZE = re.compile(r"num_(key_value|kv)_groups|num_queries_per_kv|n_rep|q_heads_per_kv")
+_WIDTH = re.compile(
+    r"all_head_size|(inner|attn|attention|embed|value|key|query|q|kv)_(dim|size)|attention_hidden_size|split_size"
+    r"|hidden_size|d_model"
+)
+
+
+def prune(model: PreTrainedModel, sites: Sequence[Site], plan: Plan) -> None:
+    """Take the plan's heads out of `model`, in place; its configuration then carries the recipe of what was done.
+
+    Raises:
+        InvalidPlan: the heads cannot be removed together (unequal groups, coupled heads).
+    """
+    require_removable(plan, min_heads=0, structural=True)
+    cuts = _cuts(sites, plan)
+    require_separable(cut.site for cut in cuts)
+    edges = boundaries(model, sites)
+    _require_own(cuts, edges)
+    before = snapshot(model)
+    read = _settings_read(model, cuts)
+    forms = output_forms(model, [cut.site for cut in cuts if not cut.kept])
+    for cut in cuts:
+        edge = edges[cut.site.module]
+        cut.parameters(model, edge)
+        if not cut.kept:
+            silence(model, model.get_submodule(cut.site.module), forms[cut.site.module])
+            continue
+        cut.counts(model, fixed=any(one.where == "attention" for one in edge.arguments))
+        cut.settings(model, read[cut.site.module])
+        cut.arguments(model, edge)
+    model.config.headscope = numbering(model, sites, plan, physical=True) | recipe(model, before)
+
+
+def silence_heads(model: PreTrainedModel, sites: Sequence[Site], plan: Plan) -> None:
+    """Zero what the plan's heads write, in place: their columns of the output projection. No shape changes.
+
+    Raises:
+        UnsupportedModel: the projection of a site reads heads that are already mixed, so none has columns of its own.
+    """
+    for site in sites:
+        gone = set(range(site.n_heads)) - set(_places(site, plan))
+        if not gone:
+            continue
+        if site.mixes_heads:
+            raise UnsupportedModel(
+                f"{site.id}: its output projection reads all heads mixed, so none can be taken out of the weights",
+                hint="leave this site's heads out of the plan",
+            )
+        for piece in site.slices_of(Role.OUTPUT):
+            weight = getattr(model.get_submodule(piece.module), piece.name)
+            columns = [index for index, owner in enumerate(piece.owner) if owner in gone]
+            with torch.no_grad():
+                weight.index_fill_(piece.axis, torch.tensor(columns, device=weight.device), 0)
+    model.config.headscope = numbering(model, sites, plan, physical=False)
+
+
+def gates(sites: Sequence[Site], plan: Plan) -> dict[SiteId, Tensor]:
+    """Gates of 0 for the heads of a plan and of 1 for the others, for every site that loses one."""
+    found: dict[SiteId, Tensor] = {}
+    for site in sites:
+        if len(kept := _places(site, plan)) < site.n_heads:
+            found[site.id] = torch.zeros(site.n_heads).index_fill(0, torch.tensor(kept, dtype=torch.long), 1.0)
+    return found
+
+
+def parameters_left(model: PreTrainedModel, sites: Sequence[Site], plan: Plan) -> int:
+    """Parameters that `model` would have without the plan's heads, from shapes alone."""
+    total = sum(parameter.numel() for parameter in model.parameters())
+    cuts = _cuts(sites, plan)
+    edges = boundaries(model, sites)
+    dropped: dict[tuple[str, str, int], Tensor] = {}
+    for cut in cuts:
+        dropped |= cut.dropped(edges[cut.site.module])
+    for (path, name, axis), gone in dropped.items():
+        parameter = getattr(model.get_submodule(path), name)
+        total -= int(gone.sum()) * (parameter.numel() // parameter.shape[axis])
+    return total
+
+
+def is_separable(site: Site) -> bool:
+    """Whether the heads of a site can be taken apart exactly."""
+    return not site.coupled and not site.mixes_heads
+
+
+def require_separable(sites: Iterable[Site]) -> None:
+    """Refuse sites whose heads cannot be taken apart exactly.
+
+    Raises:
+        InvalidPlan: naming the first such site and what couples its heads.
+    """
+    for site in sites:
+        if not is_separable(site):
+            what = ", ".join(site.coupled) or f"the input of {site.output}"
+            hint = "leave this site's heads out of the plan" if site.mixes_heads else "--layout masked is exact"
+            raise InvalidPlan(f"{site.id}: {what} ties its heads together, so none can be removed exactly", hint=hint)
+
+
+class Cut:
+    """What one attention module loses; `kept` and `kv_kept` are places among its present heads."""
+
+    def __init__(self, site: Site, kept: list[int], kv_kept: list[int]) -> None:
+        self.site, self.kept, self.kv_kept = site, kept, kv_kept
+
+    def parameters(self, model: nn.Module, edge: Boundary) -> None:
+        """Slice every parameter that belongs to the removed heads."""
+        for (path, name, axis), gone in self.dropped(edge).items():
+            if bool(gone.any()):
+                _slice(model.get_submodule(path), name, axis, (~gone).nonzero().flatten())
+
+    def dropped(self, edge: Boundary) -> dict[tuple[str, str, int], Tensor]:
+        """Which indices go, for each module, parameter and axis."""
+        dropped: dict[tuple[str, str, int], Tensor] = {}
+        for piece in self.site.slices:
+            if piece.path not in edge.whole:
+                key = (piece.module, piece.name, piece.axis)
+                gone = torch.tensor([owner >= 0 and owner not in self._of(piece) for owner in piece.owner])
+                dropped[key] = dropped[key] | gone if key in dropped else gone
+        return dropped
+
+    def _of(self, piece: ParameterSlice) -> list[int]:
+        return self.kv_kept if piece.role in (Role.KEY, Role.VALUE) else self.kept
+
+    def counts(self, model: nn.Module, *, fixed: bool) -> None:
+        """Let the counts that the module keeps for itself follow.
+
+        With `fixed` the number of heads stays: the module makes tensors for all heads, which are cut afterwards.
+        """
+        module, site = model.get_submodule(self.site.module), self.site
+        for name, value in list(vars(module).items()):
+            count = self._count(name, value) if type(value) is int else None
+            if count is not None and not (fixed and QUERY_COUNT.fullmatch(name)):
+                setattr(module, name, count)
+        widths = {site.n_heads * site.d_value: len(self.kept) * site.d_value}
+        widths |= {site.n_heads * site.d_head: len(self.kept) * site.d_head}
+        for name, value in list(vars(module).items()):
+            if type(value) is int and value in widths and _WIDTH.fullmatch(name):
+                setattr(module, name, widths[value])
+
+    def _count(self, name: str, value: int) -> int | None:
+        """What a count of this name and value becomes; None for one that does not count heads."""
+        site = self.site
+        if KV_COUNT.fullmatch(name) and value == site.n_kv_heads:
+            return len(self.kv_kept)
+        if QUERY_COUNT.fullmatch(name) and value == site.n_heads:
+            return len(self.kept)
+        if _GROUP_SIZE.fullmatch(name) and value == site.group_size and self.kv_kept:
+            return len(self.kept) // len(self.kv_kept)
+        return None
+
+    def settings(self, model: nn.Module, read: Iterable[str]) -> None:
+        """Let the counts that the module reads from its configuration while it runs follow."""
+        module = model.get_submodule(self.site.module)
+        config: Any = getattr(module, "config", None)
+        counts = {name: self._count(name, value) for name in read if type(value := getattr(config, name, 0)) is int}
+        changed = {name: count for name, count in counts.items() if count is not None}
+        if changed:
+            see_config(module, changed)
+
+    def arguments(self, model: nn.Module, edge: Boundary) -> None:
+        """Cut what reaches the module with something for every head; on top of earlier cuts, if there were."""
+        module = model.get_submodule(self.site.module)
+        earlier = {(piece["where"], piece["name"]): piece for piece in module.__dict__.get("headscope_arguments", ())}
+        for one in edge.arguments:
+            before = earlier.get((one.where, one.name))
+            heads = before["heads"] if before else self.site.n_heads
+            kept = [before["kept"][place] for place in self.kept] if before else self.kept
+            earlier[one.where, one.name] = {
+                "where": one.where,
+                "name": one.name,
+                "axis": one.axis,
+                "heads": heads,
+                "kept": kept,
+            }
+        if earlier:
+            slice_arguments(module, list(earlier.values()))
+
+
+def _places(site: Site, plan: Plan) -> list[int]:
+    """Places of the heads that a plan leaves in a site."""
+    kept = set(plan.kept(site.id))
+    return [place for place, head in enumerate(site.heads) if head.index in kept]
+
+
+def _cuts(sites: Sequence[Site], plan: Plan) -> list[Cut]:
+    """One cut for each module that loses heads; layers that share a module lose the same."""
+    cuts: list[Cut] = []
+    for site in sites:
+        kept = _places(site, plan)
+        if len(kept) < site.n_heads and not site.call:
+            kv_kept = sorted({site.kv_head(place) for place in kept})
+            cuts.append(Cut(site, kept, kv_kept))
+    return cuts
+
+
+def _require_own(cuts: Sequence[Cut], edges: Mapping[str, Boundary]) -> None:
+    """Refuse parameters that hold slices of two modules' heads: no choice of rows is right for both.
+
+    Raises:
+        InvalidPlan: naming the parameter.
+    """
+    owners: dict[str, Cut] = {}
+    for cut in cuts:
+        for piece in cut.site.slices:
+            if piece.path in edges[cut.site.module].whole:
+                continue
+            other = owners.setdefault(piece.path, cut)
+            if other is not cut and (other.kept, other.kv_kept) != (cut.kept, cut.kv_kept):
+                raise InvalidPlan(
+                    f"{piece.path} belongs to heads of {other.site.id} and of {cut.site.id}",
+                    hint="remove the same heads of both, or use --layout masked",
+                )
+
+
+def _slice(module: nn.Module, name: str, axis: int, kept: Tensor) -> None:
+    """Keep some indices of a parameter along an axis."""
+    old: Tensor = getattr(module, name)
+    resize(module, name, old.detach().index_select(axis, kept.to(old.device)).clone())
+
+
+class _Reading:
+    """A configuration that remembers which of its settings are read."""
+
+    def __init__(self, config: Any) -> None:
+        self.__dict__["_config"], self.__dict__["names"] = config, set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.__dict__["names"].add(name)
+        return getattr(self.__dict__["_config"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__dict__["_config"], name, value)
+
+
+def _settings_read(model: PreTrainedModel, cuts: Sequence[Cut]) -> dict[str, set[str]]:
+    """The settings that each module reads from its configuration while the model runs, by module path."""
+    modules = {cut.site.module: model.get_submodule(cut.site.module) for cut in cuts}
+    readers = {path: _Reading(module.config) for path, module in modules.items() if hasattr(module, "config")}
+    for path, reader in readers.items():
+        modules[path].config = reader  # type: ignore[assignment]
+    try:
+        with torch.no_grad(), evaluating(model):
+            model(**probe_inputs(model))
+    finally:
+        for path, reader in readers.items():
+            modules[path].config = reader.__dict__["_config"]
+    return {path: readers[path].__dict__["names"] if path in readers else set() for path in modules}
