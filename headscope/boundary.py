@@ -125,7 +125,9 @@ class _Watch:
 
     def boundary(self, site: Site) -> Boundary:
         """What stays whole and is cut; an argument that only the site's own slices make is cut with these instead."""
-        others = {maker for path, found in self.found.items() if path != site.module for one in found for maker in one[1]}
+        others = {
+            maker for path, found in self.found.items() if path != site.module for one in found for maker in one[1]
+        }
         own = {piece.path for piece in site.slices} - others
         kept = [(one, makers) for one, makers in self.found[site.module] if not makers or not makers <= own]
         return Boundary(tuple(one for one, _ in kept), frozenset[str]().union(*(makers for _, makers in kept)))

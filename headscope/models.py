@@ -14,7 +14,7 @@ from headscope.errors import DeviceError, ModelError, UsageError, nearest
 from headscope.headers import has_safetensors, read_headers, value_bytes
 from headscope.jsonfiles import quote
 from headscope.location import Location, locate
-from headscope.numbers import check_recipe, is_portable
+from headscope.numbers import is_portable
 from headscope.portable import pruned_class
 from headscope.reasons import RAISED, configuration_error, first_line, no_bars, quiet, reason
 from headscope.tasks import Task
@@ -118,9 +118,7 @@ def load(name: str, options: LoadOptions) -> LoadedModel:
     notes = list(location.notes)
     if not location.gguf:
         config = check_files(location, allow_pickle=options.allow_pickle)
-        if "headscope" in config:
-            check_recipe(config["headscope"])
-        elif config.get("auto_map") and not options.trust_remote_code:
+        if config.get("auto_map") and "headscope" not in config and not options.trust_remote_code:
             notes.append("the code that comes with the model is not run: transformers' own takes its place")
     configuration = _configuration(location, options)
     wanted = "causal-lm" if location.gguf and options.task == "auto" else options.task  # GGUF names no architecture

@@ -73,8 +73,9 @@ def restore(model: nn.Module, recipe: Mapping[str, Any]) -> None:
             resize(module, name, torch.empty(shape, dtype=old.dtype, device=old.device))
     for path, counts in recipe.get("attributes", {}).items():
         module = find(model, path)
-        for name, count in counts.items() if module is not None else ():
-            setattr(module, name, tuple(count) if isinstance(count, list) else count)
+        for name, count in counts.items():
+            if module is not None and type(vars(module).get(name)) in (int, tuple):
+                setattr(module, name, tuple(count) if isinstance(count, list) else count)
     for path, counts in recipe.get("settings", {}).items():
         module = find(model, path)
         if module is not None:

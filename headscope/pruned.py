@@ -22,7 +22,7 @@ TOKENS = 512
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model costs: parameters, multiply-accumulates of attention and KV-cache bytes a token, bytes of weights."""
+    """What a model costs: parameters, MACs of attention a token, bytes of the KV cache a token, bytes of weights."""
 
     parameters: int
     macs_per_token: int

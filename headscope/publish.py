@@ -144,7 +144,7 @@ def _facts(result: Pruned, stored: LoadedModel, examples: Examples | None) -> Ca
         kv_after=after.kv_bytes_per_token,
         quality_before=whole,
         quality_after=less,
-        data=examples.name if examples is not None else "",
+        data=_public(examples.name) if examples is not None else "",
         criterion=result.plan.criterion,
         proof={check.name: check.difference for check in result.verification.checks},
         generation=bool(stored.model.can_generate()),
@@ -160,7 +160,11 @@ def _manifest(result: Pruned, stored: LoadedModel, examples: Examples | None) ->
         "layout": result.layout,
         "auto_class": stored.task.auto_class,
         "task": stored.task_name,
-        "source": {"model": location.name, "revision": location.revision, "weights_digest": location.digest()},
+        "source": {
+            "model": location.name if location.revision else _public(location.name),
+            "revision": location.revision,
+            "weights_digest": location.digest(),
+        },
         "data": None if examples is None else _data(examples),
         "dtype": str(stored.model.dtype).removeprefix("torch."),
         "plan": result.plan.as_dict(),
@@ -172,5 +176,11 @@ def _manifest(result: Pruned, stored: LoadedModel, examples: Examples | None) ->
     }
 
 
+def _public(name: str) -> str:
+    """What a name may show in files that are made to be shared: of a local path only its end."""
+    path = Path(name).expanduser()
+    return path.resolve().name if path.exists() else name
+
+
 def _data(examples: Examples) -> Mapping[str, Any]:
-    return {"name": examples.name, "digest": examples.digest, "judged_on": len(examples)}
+    return {"name": _public(examples.name), "digest": examples.digest, "judged_on": len(examples)}

@@ -14,7 +14,6 @@ from headscope.numbers import VERSION, Counts
 from headscope.plan import Plan
 from headscope.portable import ConfigView, Silent
 
-
 _FOLLOWING = ("nx", "nf", "in_features", "out_features", "num_embeddings", "embedding_dim", "normalized_shape")
 """Sizes that follow from a parameter's shape (`portable.resize`)."""
 

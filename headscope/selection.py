@@ -188,12 +188,13 @@ class _Chooser:
         gone: tuple[HeadId, ...] = ()
         known: dict[HeadId, float] = {}
         possible = possible_counts(self.able, self.rules) if self.request.rounds > 1 else []
+        total = sum(len(site.heads) for site in self.sites)
         for count in round_counts(goal, self.request.rounds, possible):
             scores = self._scores(gone)
             known |= {head: score for head, score in scores.items() if head not in gone}
             before = set(gone)
             if count == goal:
-                gone = choose(self.able, scores, goal, self.rules, gone=gone)
+                gone = choose(self.able, scores, goal, self.rules, gone=gone, total=total)
             else:
                 gone = choose_round(self.able, scores, count, goal=goal, rules=self.rules, gone=gone)
             self.history.append({"gone": len(gone), "taken": [str(head) for head in sorted(set(gone) - before)]})
@@ -238,9 +239,9 @@ class _Chooser:
 
         if left(0) <= target:
             raise InvalidPlan(f"--target-parameters {target}: the model has only {left(0)}")
-        if left(len(steps)) > target:
+        if (least := left(len(steps))) > target:
             raise ThresholdError(
-                f"--target-parameters {target} cannot be met: {left(len(steps))} stay when all heads that may go are gone",
+                f"--target-parameters {target} cannot be met: {least} are left when all heads that may go are gone",
                 hint="heads are only part of a model; lower --min-heads or raise the target",
             )
         low, high = 0, len(steps)

@@ -12,9 +12,18 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headscope.errors import ModelError, UsageError
-from headscope.headers import CONFIG_LIMIT, check_config, check_sizes, has_safetensors, read_config, read_headers
+from headscope.headers import (
+    CONFIG_LIMIT,
+    TensorInfo,
+    check_config,
+    check_sizes,
+    has_safetensors,
+    read_config,
+    read_headers,
+)
 from headscope.jsonfiles import inside, json_object, quote, read
 from headscope.location import Location
+from headscope.numbers import check_recipe
 
 _PICKLE_INDEX = "pytorch_model.bin.index.json"
 
@@ -35,7 +44,11 @@ def check_files(location: Location, *, allow_pickle: bool) -> dict[str, Any]:
         named = quote(config["transformers_weights"])
         raise ModelError(f"{location.name}: config.json has its weights read from {named}", hint="remove that field")
     if has_safetensors(folder):
-        check_sizes(config, read_headers(folder))
+        tensors = read_headers(folder)
+        check_sizes(config, tensors)
+        if "headscope" in config:
+            check_recipe(config["headscope"])
+            _check_recipe_sizes(config["headscope"], tensors)
     elif allow_pickle:
         _check_pickles(folder)
     else:
@@ -46,6 +59,18 @@ def check_files(location: Location, *, allow_pickle: bool) -> dict[str, Any]:
             hint="write a rectangular checkpoint with the transformers 4 that pruned it",
         )
     return config
+
+
+def _check_recipe_sizes(recipe: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
+    """Refuse shapes that no stored tensor has, before anything of that size is allocated.
+
+    Raises:
+        ModelError: naming the parameter.
+    """
+    stored = {info.shape for info in tensors.values()}
+    for path, shape in recipe.get("parameters", {}).items():
+        if tuple(shape) not in stored:
+            raise ModelError(f"config.json: headscope.parameters gives {quote(path)} a shape that no stored tensor has")
 
 
 def _is_utf8(name: bytes) -> bool:

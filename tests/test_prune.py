@@ -24,7 +24,6 @@ from headscope.inputs import probe_inputs
 from headscope.manifest import changed_files, read_manifest
 from headscope.models import LoadOptions, load
 from headscope.plan import SiteHeads, read_plan
-from headscope.reload import own_memory
 
 Run = Callable[..., Ran]
 
@@ -296,45 +295,12 @@ def test_a_stand_in_pad_token_is_not_kept(tmp_path: Path) -> None:
     config.pad_token_id = None
     transformers.GPT2ForSequenceClassification(config).save_pretrained(tmp_path / "whole")
     tokenizer("gpt2", pad=False).save_pretrained(tmp_path / "whole")
-    lines = [{"text": text, "label": number % 2} for number, text in enumerate(("w1 w2 w3", "w2 w5", "w9 w2 w1 w4", "w7") * 3)]
+    lines = [
+        {"text": text, "label": number % 2}
+        for number, text in enumerate(("w1 w2 w3", "w2 w5", "w9 w2 w1 w4", "w7") * 3)
+    ]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, lines)))
     done = headscope.prune(str(tmp_path / "whole"), str(tmp_path / "data.jsonl"), tmp_path / "pruned", heads="0:1")
     assert done.verification.passed
     written = json.loads((tmp_path / "pruned" / "config.json").read_text())
     assert written.get("pad_token_id") is None
-
-
-def test_training_goes_on_after_pruning(run: Run, samples: Path, tmp_path: Path) -> None:
-    """Two steps of the Trainer, torch.compile, torch.export, and a second save and load."""
-    source, target = samples / "vit-digits", tmp_path / "pruned"
-    assert run("prune", source, "--heads", "0:0,1;2:3", "-o", target).code == 0
-    model = headscope.load(target)
-    inputs = probe_inputs(model)
-    plain = said(model, inputs)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    with torch.no_grad():
-        assert torch.allclose(compiled(**inputs).logits, plain[0], atol=1e-5)
-        exported = torch.export.export(model, (), inputs).module()
-        assert torch.allclose(exported(**inputs).logits, plain[0], atol=1e-5)
-    items = [{"pixel_values": inputs["pixel_values"][0], "labels": torch.tensor(1)}] * 4
-    arguments = transformers.TrainingArguments(
-        str(tmp_path / "training"),
-        max_steps=2,
-        per_device_train_batch_size=2,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-    )
-    before = model.state_dict()[
-        next(name for name in model.state_dict() if "q_proj.weight" in name or "query.weight" in name)
-    ].clone()
-    trainer = transformers.Trainer(model, arguments, train_dataset=items)
-    trainer.train()
-    after = model.state_dict()[
-        next(name for name in model.state_dict() if "q_proj.weight" in name or "query.weight" in name)
-    ]
-    assert not torch.equal(before, after)
-    trainer.save_model(str(tmp_path / "trained"))
-    again = own_memory(headscope.load(tmp_path / "trained"))
-    model.eval()
-    assert difference(said(own_memory(model), inputs), said(again, inputs)) == 0

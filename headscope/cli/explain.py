@@ -16,13 +16,14 @@ def explain(
     from headscope import checks, inspection, registry
     from headscope.columns import Column
     from headscope.comparison_columns import columns_of
+    from headscope.prune_report import PRUNE_COLUMNS
     from headscope.relations import RELATION_COLUMNS
 
     tables = (inspection.HEAD_COLUMNS, inspection.LAYER_COLUMNS, inspection.MODEL_COLUMNS)
     more = (inspection.STRUCTURE_COLUMNS, checks.CHECK_COLUMNS, RELATION_COLUMNS)
     scores = [score.columns for score in registry.load_all("scores", "SCORE").values()]
     known: dict[str, Column] = {}
-    for columns in (*tables, *scores, *more, columns_of(speed=True)):
+    for columns in (*tables, *scores, *more, PRUNE_COLUMNS, columns_of(speed=True)):
         for found in columns:
             known.setdefault(found.name, found)
     if column is not None and column not in known:

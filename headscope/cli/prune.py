@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 SCOPES = ("model", "layer", "uniform")
 UNITS = ("auto", "head", "group")
 LAYOUTS = ("auto", "native", "portable", "masked")
-_WHAT = "What to remove (one of these)"
-_HOW = "How to choose"
-_CHECKPOINT = "Checkpoint"
 _CRITERIA = ", ".join(["auto", *registry.names("criteria")])
 
 
@@ -30,72 +27,58 @@ def prune(
     data: opt.DataOpt = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Checkpoint to write.", rich_help_panel=_CHECKPOINT),
+        typer.Option("--output", "-o", metavar="DIR", help="Checkpoint to write."),
     ] = None,
     ratio: Annotated[
-        str | None, typer.Option("--ratio", metavar="R", help="This share of all heads.", rich_help_panel=_WHAT)
+        str | None, typer.Option("--ratio", metavar="R", help="Remove this share of all heads (0.3).")
     ] = None,
     heads: Annotated[
         str | None,
-        typer.Option("--heads", metavar="SPEC", help="These: 3:0,1;5:2 or full labels.", rich_help_panel=_WHAT),
+        typer.Option("--heads", metavar="SPEC", help="Remove these: 3:0,1;5:2 or full labels."),
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option("--plan", metavar="FILE", help="Those of a plan.", rich_help_panel=_WHAT)
+        Path | None, typer.Option("--plan", metavar="FILE", help="Remove those of a plan that a run wrote.")
     ] = None,
     keep_metric: Annotated[
         str | None,
-        typer.Option("--keep-metric", metavar="0.99", help="As many as keep this share.", rich_help_panel=_WHAT),
+        typer.Option("--keep-metric", metavar="0.99", help="Remove as many as keep this share of the metric."),
     ] = None,
     max_loss_increase: Annotated[
         str | None,
-        typer.Option("--max-loss-increase", metavar="X", help="As many as cost X nats.", rich_help_panel=_WHAT),
+        typer.Option("--max-loss-increase", metavar="X", help="Remove as many as raise the loss by X nats."),
     ] = None,
     target_parameters: Annotated[
         str | None,
-        typer.Option("--target-parameters", metavar="N", help="Down to N parameters.", rich_help_panel=_WHAT),
+        typer.Option("--target-parameters", metavar="N", help="Remove as few as leave N parameters in all."),
     ] = None,
-    criterion: Annotated[
-        str, typer.Option("--criterion", help=f"{_CRITERIA}; lowest goes first.", rich_help_panel=_HOW)
-    ] = "auto",
+    criterion: Annotated[str, typer.Option("--criterion", help=f"{_CRITERIA}; lowest goes first.")] = "auto",
     scores: Annotated[
         Path | None,
-        typer.Option("--scores", metavar="FILE", help="Scores that inspect wrote.", rich_help_panel=_HOW),
+        typer.Option("--scores", metavar="FILE", help="Choose by scores that inspect wrote (with --by)."),
     ] = None,
     by: Annotated[
-        str | None, typer.Option("--by", metavar="COLUMN", help="Their column.", rich_help_panel=_HOW)
+        str | None, typer.Option("--by", metavar="COLUMN", help="The column of --scores; lowest goes first.")
     ] = None,
-    scope: Annotated[
-        str, typer.Option("--scope", help="model, layer or uniform (as many in every site).", rich_help_panel=_HOW)
-    ] = "model",
-    rounds: Annotated[
-        str, typer.Option("--rounds", metavar="N", help="Score anew N - 1 times on the way.", rich_help_panel=_HOW)
-    ] = "1",
-    min_heads: Annotated[
-        str, typer.Option("--min-heads", metavar="N", help="Heads left in each site.", rich_help_panel=_HOW)
-    ] = "1",
-    unit: Annotated[
-        str, typer.Option("--unit", help="auto, head or group (of a key/value head).", rich_help_panel=_HOW)
-    ] = "auto",
+    scope: Annotated[str, typer.Option("--scope", help="model, layer or uniform (as many in every site).")] = "model",
+    rounds: Annotated[str, typer.Option("--rounds", metavar="N", help="Score anew N - 1 times on the way.")] = "1",
+    min_heads: Annotated[str, typer.Option("--min-heads", metavar="N", help="Heads left in each site.")] = "1",
+    unit: Annotated[str, typer.Option("--unit", help="auto, head or group (of a key/value head).")] = "auto",
     metric: Annotated[
-        str | None, typer.Option("--metric", metavar="NAME", help="Of evaluate.", rich_help_panel=_HOW)
+        str | None, typer.Option("--metric", metavar="NAME", help="The metric that is judged; as of evaluate.")
     ] = None,
     eval_data: Annotated[
         str | None,
-        typer.Option("--eval-data", metavar="DATA", help="Held-out data; default a quarter.", rich_help_panel=_HOW),
+        typer.Option("--eval-data", metavar="DATA", help="Held-out data; default a quarter."),
     ] = None,
-    layout: Annotated[
-        str, typer.Option("--layout", help=f"{', '.join(LAYOUTS)}.", rich_help_panel=_CHECKPOINT)
-    ] = "auto",
+    layout: Annotated[str, typer.Option("--layout", help=f"{', '.join(LAYOUTS)}.")] = "auto",
     compensate: Annotated[
         bool | None,
-        typer.Option("--compensate/--no-compensate", help="Not in this version.", rich_help_panel=_CHECKPOINT),
+        typer.Option("--compensate/--no-compensate", help="Repair is not in this version."),
     ] = None,
     max_shard_size: Annotated[
-        str, typer.Option("--max-shard-size", metavar="5GB", help="Of weight files.", rich_help_panel=_CHECKPOINT)
+        str, typer.Option("--max-shard-size", metavar="5GB", help="Largest file of weights.")
     ] = "5GB",
-    keep_extra: Annotated[
-        bool, typer.Option("--keep-extra", help="Copy every other file too.", rich_help_panel=_CHECKPOINT)
-    ] = False,
+    keep_extra: Annotated[bool, typer.Option("--keep-extra", help="Copy every other file too.")] = False,
     task: opt.TaskOpt = "auto",
     text_column: opt.TextColumnOpt = None,
     pair_column: opt.PairColumnOpt = None,
