@@ -47,7 +47,7 @@ def estimate(model: str, data: str | None, options: StudyOptions, measures: Sequ
         ("batches", len(cut), "count"),
         ("tokens", tokens, "count"),
         ("passes", passes, "forward passes"),
-        ("seconds", 2.0 * parameters * tokens * passes / _speed(study.loaded.model.device), "s"),
+        ("seconds", 2.0 * parameters * tokens * passes / flops_per_second(study.loaded.model.device), "s"),
         ("peak_bytes", weights + widest * _width(study), "bytes"),
     ]
     cells: tuple[dict[str, Cell], ...] = tuple(
@@ -62,7 +62,7 @@ def _width(study: Study) -> int:
     return 20 * site.d_model * len(study.sites) * study.loaded.model.dtype.itemsize
 
 
-def _speed(device: torch.device) -> float:
+def flops_per_second(device: torch.device) -> float:
     """Floating-point operations a second of a matrix product."""
     matrix = torch.ones(_BENCH, _BENCH, device=device)
     result = matrix @ matrix  # the first one is slower

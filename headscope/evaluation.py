@@ -18,7 +18,7 @@ from headscope.examples import Batch
 from headscope.losses import Distribution, losses, wide
 from headscope.metrics import Metric, Predictions, choose_metric
 from headscope.objective import CHUNK_VALUES
-from headscope.study import Progress, _run
+from headscope.study import Progress, in_halves
 from headscope.tasks import Task
 
 Run = Callable[[Batch], Tensor]
@@ -91,7 +91,7 @@ def judge(
     done, total = 0, sum(len(batch) for batch in batches)
     with torch.no_grad():
         for batch in batches:
-            for half, parts in _run(lambda half: _compare(runs, kind, half, labelled=labelled), batch, notes):
+            for half, parts in in_halves(lambda half: _compare(runs, kind, half, labelled=labelled), batch, notes):
                 seen.append(half)
                 for before, part in zip(said, parts, strict=True):
                     before.append(part)

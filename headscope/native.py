@@ -36,6 +36,26 @@ def native_config(pruned: PreTrainedModel, sites: Sequence[Site]) -> PreTrainedC
     return _tried(pruned, config)
 
 
+def native_counts(model: PreTrainedModel, site: Site, heads: int, kv_heads: int) -> list[int]:
+    """The numbers of heads for every site, below `heads`, with which a model of this kind has a native form.
+
+    `site` is one of its sites; whole key/value groups go, of which there were `kv_heads`.
+    """
+    found: list[int] = []
+    for groups in range(1, kv_heads):
+        count = groups * heads // kv_heads
+        config = copy.deepcopy(model.config)
+        config.headscope = {}
+        for part in _parts(config):
+            _set_counts(part, count, groups)
+            part.head_dim = site.d_head
+        described = _described(model, config)
+        weight = None if isinstance(described, str) else described.get_submodule(site.output).weight
+        if isinstance(weight, torch.Tensor) and count * site.d_value in weight.shape:
+            found.append(count)
+    return found
+
+
 def _parts(config: PreTrainedConfig) -> list[Any]:
     """A configuration and those nested in it."""
     found: list[Any] = [config]
@@ -56,16 +76,23 @@ def _set_counts(part: Any, n_heads: int, n_kv_heads: int) -> None:
 
 def _tried(pruned: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedConfig | str:
     """The configuration, read back as a loader would, if the model that it describes has the pruned model's shapes."""
-    original = next(kind for kind in type(pruned).__mro__ if kind.__module__.startswith("transformers."))
-    try:
-        with quiet(), torch.device("meta"):
-            read = type(config).from_dict(config.to_dict())
-            described = original._from_config(read, dtype=pruned.dtype)  # type: ignore[attr-defined]
-    except RAISED as error:
-        return f"{type(config).__name__} does not accept these counts: {first_line(error)}"
+    described = _described(pruned, config)
+    if isinstance(described, str):
+        return described
     want = {name: tuple(tensor.shape) for name, tensor in pruned.state_dict().items()}
     have = {name: tuple(tensor.shape) for name, tensor in described.state_dict().items()}
     if want != have:
         name = next(name for name in want if have.get(name) != want[name])
         return f"{type(config).__name__} cannot say it: {name} would be {have.get(name)}, it is {want[name]}"
     return config
+
+
+def _described(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel | str:
+    """The model that a configuration describes, without memory; or in words why there is none."""
+    original = next(kind for kind in type(model).__mro__ if kind.__module__.startswith("transformers."))
+    try:
+        with quiet(), torch.device("meta"):
+            read = type(config).from_dict(config.to_dict())
+            return original._from_config(read, dtype=model.dtype)  # type: ignore[attr-defined]
+    except RAISED as error:
+        return f"{type(config).__name__} does not accept these counts: {first_line(error)}"

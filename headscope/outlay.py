@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headscope.comparison import open_studies
-from headscope.estimate import ESTIMATE_COLUMNS, _speed
+from headscope.estimate import ESTIMATE_COLUMNS, flops_per_second
 from headscope.metrics import choose_metric
 from headscope.study import StudyOptions, batches
 from headscope.tables import Cell, Table
@@ -39,7 +39,11 @@ def outlay(
         ("tokens", tokens, "count"),
         ("passes", len(studies), "forward passes"),
         ("speed_batches", ",".join(map(str, speed)) or None, ""),
-        ("seconds", 2.0 * sum(sizes) * tokens / _speed(first.loaded.model.device) + SECONDS * len(speed), "s"),
+        (
+            "seconds",
+            2.0 * sum(sizes) * tokens / flops_per_second(first.loaded.model.device) + SECONDS * len(speed),
+            "s",
+        ),
         ("peak_bytes", sum(sizes) * itemsize + widest * (2 * width + streams) * itemsize, "bytes"),
     ]
     cells: tuple[dict[str, Cell], ...] = tuple(

@@ -228,6 +228,8 @@ class Silent(nn.Module):
             self.register_parameter(name, parameter)
         for name, child in original.named_children():
             self.add_module(name, child)
+        if output["projection"] is not None:
+            self.get_submodule(output["projection"])  # a wrong path shows itself when the model is made
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The bias at every query position, in the form that the module used to return."""

@@ -21,7 +21,7 @@ from headscope.headers import has_safetensors, read_headers, stored_dtype
 from headscope.heads import Site
 from headscope.layouts import LAYOUTS, SHARD_SIZE, auto_classes
 from headscope.models import LoadedModel, load
-from headscope.native import native_config
+from headscope.native import native_config, native_counts
 from headscope.plan import Plan
 from headscope.pruned import Pruned, cost
 from headscope.publish import Publication, pad_token, publish
@@ -122,7 +122,8 @@ class _Pruning:
         if prove:
             proof = self._proved_in_double(model, plan, inputs)
             expected = verify.run_masked(model, sites, plan, inputs)
-        after = self._operate(model, plan)
+        self._operate(model, plan)
+        after = self._left(model)
         layout, config = self._layout(model, after)
         if prove:
             proof += Verification((verify.same_arithmetic(expected, self._run(model, inputs), model),))
@@ -148,13 +149,15 @@ class _Pruning:
             return loaded
         return load(self.name, replace(self.options.study.load, dtype=dtype, task=loaded.task_name))
 
-    def _operate(self, model: PreTrainedModel, plan: Plan) -> tuple[Site, ...]:
-        """Take the heads out, or silence them; returns the sites that are left."""
-        sites = self.study.sites
+    def _operate(self, model: PreTrainedModel, plan: Plan) -> None:
+        """Take the heads out, or silence them, in place."""
+        operation = silence_heads if self.options.layout == "masked" else take_out
+        operation(model, self.study.sites, plan)
+
+    def _left(self, model: PreTrainedModel) -> tuple[Site, ...]:
+        """The sites of the model after its operation."""
         if self.options.layout == "masked":
-            silence_heads(model, sites, plan)
-            return sites
-        take_out(model, sites, plan)
+            return self.study.sites
         try:
             return find_sites(model).sites
         except RAISED as error:
@@ -204,7 +207,7 @@ class _Pruning:
         if wanted != "portable" and isinstance(config, PreTrainedConfig):
             return "native", config
         if wanted == "native":
-            raise InvalidPlan(f"no native checkpoint: {config}", hint="--scope uniform, or --layout portable")
+            raise InvalidPlan(f"no native checkpoint: {config}", hint=self._native_hint(model))
         if wanted == "auto":
             self.notes.append(f"portable, since a native checkpoint is impossible: {config}")
         if not auto_classes(model):
@@ -213,6 +216,15 @@ class _Pruning:
                 hint="--layout masked",
             )
         return "portable", None
+
+    def _native_hint(self, model: PreTrainedModel) -> str:
+        """With which numbers of heads there would be a native checkpoint."""
+        first = self.study.sites[0]
+        counts = native_counts(model, first, first.n_heads, first.n_kv_heads)
+        if not counts:
+            return "this architecture has none; use --layout portable"
+        listing = ", ".join(map(str, counts))
+        return f"possible with the same {listing} heads left in every site (--scope uniform); or --layout portable"
 
     def _inputs(self, model: PreTrainedModel) -> list[Inputs]:
         """Made-up inputs, and a few examples of the data side by side."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from headscope import card, verify
 from headscope.card import CardFacts, SiteLine
 from headscope.companions import copy_companions
+from headscope.errors import UsageError
 from headscope.examples import Examples
 from headscope.folder_writing import new_folder
 from headscope.layouts import save_masked, save_native, save_portable
@@ -41,6 +43,10 @@ class Publication:
     max_shard_size: str
     keep_extra: bool = False
     force: bool = False
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})? ?[KMGT]B", self.max_shard_size, re.IGNORECASE):
+            raise UsageError(f"--max-shard-size {self.max_shard_size}: expected a size such as 5GB or 200MB")
 
 
 def publish(

@@ -9,6 +9,7 @@ import pickle
 import re
 from collections.abc import Iterator
 
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
@@ -19,7 +20,7 @@ from headscope.location import Location
 
 RAISED = (
     *(OSError, ValueError, RuntimeError, KeyError, IndexError, ImportError, TypeError, AttributeError, AssertionError),
-    *(SafetensorError, pickle.UnpicklingError, EOFError),
+    *(SafetensorError, pickle.UnpicklingError, EOFError, StrictDataclassError),
 )
 """What transformers raises for checkpoints that it cannot load."""
 
@@ -66,6 +67,8 @@ def no_bars(location: Location) -> contextlib.AbstractContextManager[object]:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its kind where it has none."""
+    if isinstance(error, StrictDataclassError) and error.__cause__ is not None:
+        error = error.__cause__  # what a configuration's own check said
     lines = [line.strip() for line in str(error).strip().split("\n") if line.strip()]
     return lines[0][:300] if lines else type(error).__name__
 

@@ -162,7 +162,7 @@ class Study:
             if reader is not None:
                 stack.enter_context(reader.reading())
             for batch in batches(self):
-                for part, outcome in _run(lambda part: objective.run(part, seen, wanted), batch, notes):
+                for part, outcome in in_halves(lambda part: objective.run(part, seen, wanted), batch, notes):
                     if alone:
                         outcome.alone = gated.by_site([alone[number] for number in part.numbers], self.sites)
                     sums.add(part, outcome, self.sites, {} if reader is None else reader.sums)
@@ -178,7 +178,7 @@ class Study:
         assert self.examples is not None
         found: dict[int, Tensor] = {}
         for batch in batches(self):
-            for part, losses in _run(lambda part: gated.alone(objective, part), batch, notes):
+            for part, losses in in_halves(lambda part: gated.alone(objective, part), batch, notes):
                 found |= zip(part.numbers, losses, strict=True)
             if progress is not None:
                 progress(len(found), len(self.examples))
@@ -244,7 +244,7 @@ def load_scores(names: Sequence[str]) -> dict[str, Score]:
     return registry.load_all("scores", "SCORE", wanted)
 
 
-def _run(run: Callable[[Batch], Result], batch: Batch, notes: list[str]) -> Iterator[tuple[Batch, Result]]:
+def in_halves(run: Callable[[Batch], Result], batch: Batch, notes: list[str]) -> Iterator[tuple[Batch, Result]]:
     """Run a batch, in halves where memory runs out, down to single examples; says so once."""
     try:
         with memory_errors():
@@ -259,7 +259,7 @@ def _run(run: Callable[[Batch], Result], batch: Batch, notes: list[str]) -> Iter
         yield batch, outcome
         return
     for half in batch.halves():
-        yield from _run(run, half, notes)
+        yield from in_halves(run, half, notes)
 
 
 @contextlib.contextmanager

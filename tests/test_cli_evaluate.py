@@ -208,6 +208,13 @@ def test_speed_gives_a_row_a_model_and_batch_size(run: Run, tmp_path: Path) -> N
     assert "timed on 47 tokens, the most that the models read" in ran.err
 
 
+def test_half_the_work_is_predicted_to_be_twice_as_fast(run: Run, tmp_path: Path, monkeypatch) -> None:
+    model, macs = checkpoint(tmp_path / "model"), iter([300, 150])
+    monkeypatch.setattr("headscope.comparison.matrix_macs", lambda *_: next(macs))
+    words = ("--data", data_of(tmp_path), "--speed", "--speed-batches", "1")
+    assert [row["speedup_predicted"] for row in rows(run("evaluate", model, model, *words))] == ["1.0", "2.0"]
+
+
 def test_speed_where_memory_runs_out(run: Run, tmp_path: Path, monkeypatch) -> None:
     model = checkpoint(tmp_path / "model")
     monkeypatch.setattr("headscope.comparison.time_models", lambda *_, **__: None)

@@ -257,6 +257,7 @@ def test_a_verification_can_say_no() -> None:
         (("--heads", "9:0", "-o", "x"), 2, "no head"),
         (("--heads", "0:0", "--layout", "native", "-o", "x"), 2, "no native checkpoint"),
         (("--heads", "0:0", "--metric", "accuracy", "-o", "x"), 2, "--data"),
+        (("--heads", "0:0", "--max-shard-size", "abc", "-o", "x"), 2, "such as 5GB"),
         (("--plan", "nowhere.json", "-o", "x"), 1, "nowhere.json"),
         (("--target-parameters", "5", "--criterion", "random", "-o", "x"), 3, "cannot be met"),
     ],

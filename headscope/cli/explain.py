@@ -22,13 +22,14 @@ def explain(
     tables = (inspection.HEAD_COLUMNS, inspection.LAYER_COLUMNS, inspection.MODEL_COLUMNS)
     more = (inspection.STRUCTURE_COLUMNS, checks.CHECK_COLUMNS, RELATION_COLUMNS)
     scores = [score.columns for score in registry.load_all("scores", "SCORE").values()]
-    known: dict[str, Column] = {}
+    known: dict[str, list[Column]] = {}
     for columns in (*tables, *scores, *more, PRUNE_COLUMNS, columns_of(speed=True)):
-        for found in columns:
-            known.setdefault(found.name, found)
+        for found in columns:  # one name may mean different things in different reports
+            if found.meaning not in [other.meaning for other in known.setdefault(found.name, [])]:
+                known[found.name].append(found)
     if column is not None and column not in known:
         raise UsageError(f"no column {column!r}", hint=nearest(column, known))
-    for found in known.values() if column is None else [known[column]]:
+    for found in [one for same in known.values() for one in same] if column is None else known[column]:
         print(f"{found.name} [{found.unit}]: {found.meaning}")  # noqa: T201
         if found.source and column is not None:
             print(f"source: {found.source}")  # noqa: T201
