@@ -20,7 +20,7 @@ from headscope.discovery import differentiable, evaluating
 from headscope.geometry import head_numbers
 from headscope.heads import Site
 from headscope.inputs import probe_inputs
-from headscope.ownership import Touch, depends, touches
+from headscope.ownership import Touch, touches
 from headscope.taps import AttentionCall, FunctionTap, InterfaceTap, ModuleStack
 
 
@@ -133,8 +133,14 @@ class _Watch:
         return Boundary(tuple(one for one, _ in kept), frozenset[str]().union(*(makers for _, makers in kept)))
 
     def _makers(self, value: Tensor) -> set[str]:
-        """Parameters that the argument is computed from."""
-        return {path for path, parameter in self.model.named_parameters() if depends(value, parameter)}
+        """Parameters that the argument is, or is computed from."""
+        named = dict(self.model.named_parameters())
+        if value.grad_fn is None:
+            return {path for path, parameter in named.items() if parameter is value}
+        usable = {path: parameter for path, parameter in named.items() if parameter.requires_grad}
+        ones = torch.ones_like(value)
+        gradients = torch.autograd.grad(value, list(usable.values()), ones, retain_graph=True, allow_unused=True)
+        return {path for path, gradient in zip(usable, gradients, strict=True) if gradient is not None}
 
 
 def _head_axis(touch: Touch, n_heads: int) -> int | None:

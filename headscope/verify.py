@@ -251,16 +251,26 @@ def _in_new_process(
     scratch: Path,
 ) -> list[Said]:
     dtype, device = str(model.dtype).removeprefix("torch."), str(model.device)
-    command = [sys.executable, "-P", reload.__file__, str(folder), auto_class, dtype, device, str(int(code))]
-    command += ["" if pad is None else str(pad), str(torch.get_num_threads())]
+    arguments = [str(folder), auto_class, dtype, device, str(int(code))]
+    arguments += ["" if pad is None else str(pad), str(torch.get_num_threads())]
     for number, one in enumerate(inputs):
         given, said = scratch / f"inputs-{number}.safetensors", scratch / f"outputs-{number}.safetensors"
         tensors = {name: torch.as_tensor(value).cpu().contiguous() for name, value in _fitting(one, model).items()}
         save_file(tensors, given)
-        command += [str(given), str(said)]
+        arguments += [str(given), str(said)]
+    launch(arguments, scratch)
+    return [load_file(scratch / f"outputs-{number}.safetensors") for number in range(len(inputs))]
+
+
+def launch(arguments: list[str], scratch: Path) -> None:
+    """Run `reload.py` in a process that knows nothing of this one, offline; code of the checkpoint stays in `scratch`.
+
+    Raises:
+        ProofFailed: it failed, with its last words.
+    """
     environment = os.environ | {"HF_MODULES_CACHE": str(scratch / "modules"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-P", reload.__file__, *arguments]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if ended.returncode != 0:
         last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
         raise ProofFailed(f"the proof failed: a new process cannot load the checkpoint: {last[:300]}")
-    return [load_file(scratch / f"outputs-{number}.safetensors") for number in range(len(inputs))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 from zoo import SPECIMENS
 
 import headscope
+from headscope import reload, verify
 from headscope.cost import site_macs
 from headscope.discovery import find_sites
 from headscope.heads import HeadId
@@ -76,8 +78,11 @@ def test_pruning_one_depth_of_a_shared_layer_prunes_all_and_says_so() -> None:
     assert difference(expected, said(model, inputs)) <= 1e-9
 
 
-def test_a_share_of_28_heads(tmp_path: Path) -> None:
+def test_a_share_of_28_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """10 % of 28 heads: 25 do not divide the width, so Llama's configuration cannot say it; a portable one can."""
+    monkeypatch.setattr(verify, "launch", lambda arguments, scratch: reload.main(*arguments))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
     folder = llama(tmp_path / "whole", hidden_size=56, num_attention_heads=28, num_key_value_heads=28, head_dim=2)
     done = headscope.prune(
         str(folder), output=tmp_path / "pruned", ratio=0.1, criterion="random", scope="layer", rounds=1

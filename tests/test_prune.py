@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 import headscope
-from headscope import pruning, verify
+from headscope import pruning, reload, verify
 from headscope.discovery import find_sites
 from headscope.errors import ProofFailed
 from headscope.inputs import probe_inputs
@@ -39,6 +39,12 @@ def own_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reload in this process, which saves the seconds of starting another; three tests below start one."""
+    monkeypatch.setattr(verify, "launch", lambda arguments, scratch: reload.main(*arguments))
 
 
 def rows(ran: Ran) -> list[dict[str, str]]:
@@ -129,6 +135,7 @@ def test_the_llama_sample_becomes_native(run: Run, samples: Path, tmp_path: Path
     assert found["tokens"].shape[1] == prompt["input_ids"].shape[1] + 5
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("sample", "sites"),
     [("t5-g2p", {"encoder.self", "decoder.causal", "decoder.cross"}), ("vit-digits", {"vision.self"})],
@@ -146,6 +153,7 @@ def test_the_other_samples_become_portable(
     assert any("float64" in name and check["difference"] <= 1e-9 for name, check in manifest["proof"].items())
 
 
+@pytest.mark.usefixtures("in_process")
 def test_pruning_twice_keeps_the_first_numbers(run: Run, samples: Path, tmp_path: Path) -> None:
     source, first, second = samples / "vit-digits", tmp_path / "first", tmp_path / "second"
     assert run("prune", source, "--heads", "0:0,2", "-o", first).code == 0
@@ -161,6 +169,7 @@ def test_pruning_twice_keeps_the_first_numbers(run: Run, samples: Path, tmp_path
     assert recipes[0] == recipes[1]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_dry_run_writes_nothing_and_its_plan_can_be_fed_back(run: Run, samples: Path, tmp_path: Path) -> None:
     source = samples / "vit-digits"
     ran = run("prune", source, "--criterion", "random", "--ratio", 0.3, "--dry-run", "--format", "json")
@@ -174,6 +183,7 @@ def test_a_dry_run_writes_nothing_and_its_plan_can_be_fed_back(run: Run, samples
     assert again.out == ran.out
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_site_may_lose_all_heads(run: Run, samples: Path, tmp_path: Path) -> None:
     source, target = samples / "llama-gqa-web", tmp_path / "pruned"
     heads = "1:0,1,2,3,4,5,6,7"
@@ -185,6 +195,7 @@ def test_a_site_may_lose_all_heads(run: Run, samples: Path, tmp_path: Path) -> N
     assert labels == {0, 2, 3}
 
 
+@pytest.mark.usefixtures("in_process")
 def test_masked_keeps_shapes_and_takes_any_heads(run: Run, samples: Path, tmp_path: Path) -> None:
     source, target = samples / "llama-gqa-web", tmp_path / "masked"
     assert refused(run("prune", source, "--heads", "0:1", "-o", target), 2, "--layout masked")
@@ -276,6 +287,7 @@ def test_wrong_use_is_one_line(
     assert [path.name for path in tmp_path.iterdir()] in ([], ["modules"])
 
 
+@pytest.mark.usefixtures("in_process")
 def test_the_target_is_checked_first(run: Run, samples: Path, tmp_path: Path) -> None:
     source = samples / "vit-digits"
     assert refused(run("prune", source, "--heads", "0:0", "-o", source), 2, str(source))
@@ -287,6 +299,7 @@ def test_the_target_is_checked_first(run: Run, samples: Path, tmp_path: Path) ->
     assert (tmp_path / "there" / "headscope.json").is_file()
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_stand_in_pad_token_is_not_kept(tmp_path: Path) -> None:
     """A decoder that classifies needs a pad token for batches; a stand-in is no part of the checkpoint."""
     from tiny_tokenizers import tokenizer
