@@ -93,6 +93,8 @@ def prune(
     max_loss_increase: float | None = None,
     target_parameters: int | None = None,
     criterion: str = "auto",
+    scores: str | Path | None = None,
+    by: str | None = None,
     scope: str = "model",
     unit: str = "auto",
     rounds: int = 1,
@@ -100,6 +102,8 @@ def prune(
     layout: str = "auto",
     metric: str | None = None,
     eval_data: str | None = None,
+    max_shard_size: str = SHARD_SIZE,
+    keep_extra: bool = False,
     force: bool = False,
     options: StudyOptions | None = None,
 ) -> Pruned:
@@ -119,6 +123,8 @@ def prune(
         max_loss_increase=max_loss_increase,
         target_parameters=target_parameters,
         criterion=criterion,
+        scores=None if scores is None else Path(scores),
+        by=by,
         scope=scope,
         unit=unit,
         rounds=rounds,
@@ -131,7 +137,7 @@ def prune(
         layout=layout,
         metric=metric,
         eval_data=eval_data,
-        publication=Publication(SHARD_SIZE, force=force),
+        publication=Publication(max_shard_size, keep_extra=keep_extra, force=force),
     )
     return pruning.prune(model, data, None if output is None else Path(output), wanted)
 

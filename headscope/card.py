@@ -142,7 +142,7 @@ def card(facts: CardFacts) -> str:
         "## Load it",
         _LOADING[facts.layout].replace("AutoModel", facts.auto_class),
         "## Heads",
-        "Heads keep the numbers that they have in the base model.",
+        "Heads keep the numbers that they have in the unpruned model.",
         _table(
             ("site", "heads before", "after", "KV heads before", "after", "removed"),
             ((_text(s.site), s.before, s.after, s.kv_before, s.kv_after, _numbers(s.removed)) for s in facts.heads),

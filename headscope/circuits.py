@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headscope.heads import AttentionKind
 from headscope.pairs import HeadSpace, double, normalised
 from headscope.shapes import Float
 
@@ -28,13 +29,26 @@ class Factors:
     right: Float[Tensor, "head d_right rank"]
 
 
+def circuit(left: Tensor | None, right: Tensor | None) -> Factors | None:
+    """The circuits of two stacks of matrices, or None where there are none or their inner widths differ."""
+    if left is None or right is None or left.shape[-1] != right.shape[-1]:
+        return None
+    return Factors(left, right)
+
+
 def cosines(space: HeadSpace, factors: Sequence[Factors | None]) -> Float[Tensor, "head head"]:
-    """`⟨M_a, M_b⟩ / (‖M_a‖ ‖M_b‖)` of all pairs; NaN where a circuit is unknown or zero, or widths differ."""
+    """`⟨M_a, M_b⟩ / (‖M_a‖ ‖M_b‖)` of all pairs; NaN where a circuit is unknown or zero, or widths differ.
+
+    Circuits that read a compressed stream of their own layer (latent attention) are compared within it only: the axes
+    of another layer's mean something else.
+    """
     table = torch.full_like(space.blank(), torch.nan)
-    widths: dict[tuple[int, int], list[int]] = {}
-    for number, one in enumerate(factors):
+    widths: dict[tuple[int, int, int | None], list[int]] = {}
+    for number, (site, one) in enumerate(zip(space.sites, factors, strict=True)):
         if one is not None:
-            widths.setdefault((one.left.shape[1], one.right.shape[1]), []).append(number)
+            d_left, d_right = one.left.shape[1], one.right.shape[1]
+            inner = site.id.kind is not AttentionKind.CROSS and {d_left, d_right} != {site.d_model}
+            widths.setdefault((d_left, d_right, number if inner else None), []).append(number)
     for numbers in widths.values():
         places = space.places_of(tuple(numbers))
         group = [one for number in numbers if (one := factors[number]) is not None]
@@ -53,8 +67,10 @@ def _narrow(group: Sequence[Factors]) -> bool:
 
 def factored(group: Sequence[Factors]) -> Float[Tensor, "head head"]:
     """Inner products of all pairs, site by site, from `(Aᵀ C) ∘ (Bᵀ D)`."""
-    rows = [torch.cat([_product(one, other) if j >= i else _product(other, one).T for j, other in enumerate(group)], 1)
-            for i, one in enumerate(group)]
+    rows = [
+        torch.cat([_product(one, other) if j >= i else _product(other, one).T for j, other in enumerate(group)], 1)
+        for i, one in enumerate(group)
+    ]
     return torch.cat(rows)
 
 

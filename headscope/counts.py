@@ -53,6 +53,7 @@ def round_counts(count: int, rounds: int, possible: Sequence[int]) -> list[int]:
     There are fewer rounds where fewer counts lie on the way.
     """
     found: list[int] = []
+    rounds = min(rounds, count)
     for number in range(1, rounds):
         target = Fraction(count * number, rounds)
         near = min(possible, key=lambda other: (abs(other - target), other), default=count)

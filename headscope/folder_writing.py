@@ -132,9 +132,11 @@ def _check_replaceable(target: Path, real: Path) -> None:
         raise UsageError(f"{target} is a mount point, which cannot be replaced", hint="name a folder inside it")
     if not os.access(real, os.R_OK | os.W_OK | os.X_OK):
         raise OutputError(f"cannot replace {target}: it is not writable")
-    if not (real / "config.json").is_file() and os.listdir(real):
+    names = os.listdir(real)
+    weights = any(name.endswith((".safetensors", ".bin")) for name in names)
+    if names and not ("config.json" in names and weights):
         raise UsageError(
-            f"{target} is no checkpoint: it holds files but no config.json, so it is not replaced",
+            f"{target} is no checkpoint: it holds files, but not config.json and weights, so it is not replaced",
             hint="name another folder, or remove this one yourself",
         )
 

@@ -30,6 +30,8 @@ def geometry(call: AttentionCall, projected: Tensor) -> Geometry | str:
         assert query is not None and key is not None and value is not None
         if query.dim() != 4:
             return f"its query has {query.dim()} axes, not 4"
+        if not query.shape[1] or not key.shape[1]:
+            return "it has no heads"
         return Geometry(query.shape[1], key.shape[1], query.shape[-1], value.shape[-1], query.shape[0])
     batch = projected.shape[0]
     reference = call.probabilities if call.probabilities is not None else call.context

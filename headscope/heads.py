@@ -190,7 +190,7 @@ def parse_heads(spec: str, sites: Sequence[Site]) -> tuple[list[HeadId], list[st
 
 def _parts(spec: str) -> list[tuple[int | None, str]]:
     parts: list[tuple[int | None, str]] = []
-    for group in re.split(r"[;\s]+", spec.strip()):
+    for group in re.split(r"[;\s]+", re.sub(r"\s*([,;:])\s*", r"\1", spec.strip())):
         layer, colon, rest = group.rpartition(":")
         if colon and not layer.isdigit():
             raise ValueError(f"{group!r} is not of the form layer:heads, such as 3:0,1")

@@ -18,7 +18,7 @@ from headscope.numbers import is_portable
 from headscope.portable import pruned_class
 from headscope.reasons import RAISED, configuration_error, first_line, no_bars, quiet, reason
 from headscope.tasks import Task
-from headscope.weights import check_files, check_keys, non_finite
+from headscope.weights import changed_since_written, check_files, check_keys, non_finite
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,7 @@ def load(name: str, options: LoadOptions) -> LoadedModel:
         config = check_files(location, allow_pickle=options.allow_pickle)
         if config.get("auto_map") and "headscope" not in config and not options.trust_remote_code:
             notes.append("the code that comes with the model is not run: transformers' own takes its place")
+        notes += changed_since_written(location.folder)
     configuration = _configuration(location, options)
     wanted = "causal-lm" if location.gguf and options.task == "auto" else options.task  # GGUF names no architecture
     task_name, task = choose_task(configuration, wanted)

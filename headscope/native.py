@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from headscope.heads import Site
+from headscope.portable import ConfigView
 from headscope.reasons import RAISED, first_line, quiet
 from headscope.surgery import KV_COUNT, QUERY_COUNT
 
@@ -30,7 +31,9 @@ def native_config(pruned: PreTrainedModel, sites: Sequence[Site]) -> PreTrainedC
     n_heads, n_kv_heads, d_head = counts.pop()
     config = copy.deepcopy(pruned.config)
     config.headscope = {name: recipe[name] for name in ("version", "sites")}
-    for part in _parts(config):
+    if hasattr(config, "auto_map"):
+        delattr(config, "auto_map")  # nothing in a native checkpoint needs code
+    for part in _owning(pruned, sites, config):
         _set_counts(part, n_heads, n_kv_heads)
         part.head_dim = d_head
     return _tried(pruned, config)
@@ -46,7 +49,7 @@ def native_counts(model: PreTrainedModel, site: Site, heads: int, kv_heads: int)
         count = groups * heads // kv_heads
         config = copy.deepcopy(model.config)
         config.headscope = {}
-        for part in _parts(config):
+        for part in _owning(model, [site], config):
             _set_counts(part, count, groups)
             part.head_dim = site.d_head
         described = _described(model, config)
@@ -54,6 +57,24 @@ def native_counts(model: PreTrainedModel, site: Site, heads: int, kv_heads: int)
         if isinstance(weight, torch.Tensor) and count * site.d_value in weight.shape:
             found.append(count)
     return found
+
+
+def _owning(model: PreTrainedModel, sites: Sequence[Site], config: PreTrainedConfig) -> list[Any]:
+    """The parts of `config`, a copy of the model's, that the modules of these sites read their counts from.
+
+    Other towers, which the probe may not have reached, keep theirs.
+    """
+    own = {id(_config_of(model, site.module)) for site in sites}
+    return [copied for part, copied in zip(_parts(model.config), _parts(config), strict=True) if id(part) in own]
+
+
+def _config_of(model: PreTrainedModel, path: str) -> Any:
+    """The configuration of a module, or of the nearest one around it that has one."""
+    while True:
+        config = getattr(model.get_submodule(path), "config", None)
+        if config is not None:
+            return config.__dict__["_config"] if isinstance(config, ConfigView) else config
+        path = path.rpartition(".")[0]
 
 
 def _parts(config: PreTrainedConfig) -> list[Any]:

@@ -19,6 +19,7 @@ from headscope.portable import find
 
 VERSION = 1
 Counts = dict[str, Any]
+_MOST_HEADS = 100_000
 
 
 def renumbered(model: nn.Module, sites: tuple[Site, ...]) -> tuple[Site, ...]:
@@ -77,7 +78,7 @@ def check_recipe(content: object) -> None:
     Raises:
         ModelError: naming the entry.
     """
-    if not isinstance(content, dict) or type(content.get("version")) is not int:
+    if not isinstance(content, dict) or type(content.get("version")) is not int or content["version"] < 1:
         raise ModelError(f"config.json: headscope is {quote(content)}, not a recipe of headscope")
     if content["version"] > VERSION:
         raise ModelError("config.json: its heads were removed by a newer headscope", hint="pip install -U headscope")
@@ -94,6 +95,10 @@ def check_recipe(content: object) -> None:
     for site in sites if isinstance(sites, list) else [sites]:
         if not _is_site(site):
             raise ModelError(f"config.json: headscope.sites has {quote(site)}")
+    for name in (lambda site: site["id"], lambda site: (site["module"], site["call"])):
+        places = [name(site) for site in sites]
+        if len(set(places)) < len(places):
+            raise ModelError("config.json: headscope.sites names a site twice")
 
 
 def _naturals(value: object) -> bool:
@@ -117,8 +122,7 @@ def _are_slices(value: object) -> bool:
         and one.get("where") in ("forward", "attention")
         and isinstance(one.get("name"), str)
         and _naturals([one.get("axis"), one.get("heads")])
-        and _naturals(one.get("kept"))
-        and all(place < one["heads"] for place in one["kept"])
+        and _are_places(one.get("kept"), one["heads"])
         for one in value
     )
 
@@ -141,5 +145,19 @@ def _is_site(value: object) -> bool:
         HeadId.parse(f"{value['id']}.0")
     except ValueError:
         return False
-    lists = [value[name] for name in ("kept", "kv_kept", "masked") if name in value]
-    return all(_naturals(one) for one in lists) and _naturals([value.get(n) for n in ("call", "heads", "kv_heads")])
+    counts = [value.get(name) for name in ("call", "heads", "kv_heads")]
+    if not _naturals(counts) or not 1 <= value["kv_heads"] <= value["heads"]:
+        return False
+    bounds = {"kept": value["heads"], "kv_kept": value["kv_heads"], "masked": value["heads"]}
+    return all(_are_places(value[name], bound) for name, bound in bounds.items() if name in value) and (
+        ("kept" in value) is ("kv_kept" in value)
+    )
+
+
+def _are_places(value: object, count: int) -> bool:
+    """Whether a value lists some of `count` heads, in rising order, each once."""
+    if not isinstance(value, list) or not _naturals(value) or not 1 <= count <= _MOST_HEADS:
+        return False
+    return all(low < high for low, high in zip(value, value[1:], strict=False)) and all(
+        place < count for place in value
+    )

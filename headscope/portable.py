@@ -38,7 +38,7 @@ class Pruned:
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """As transformers does it, with the code that loads it, and under the names that the code's classes expect."""
-        recipe = getattr(self.config, "headscope", None)  # type: ignore[attr-defined]
+        recipe = (getattr(self.config, "headscope", None) or {}).keys() - {"version", "sites"}  # type: ignore[attr-defined]
         if recipe:
             kwargs["save_original_format"] = False
         super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
@@ -172,7 +172,8 @@ def cut(module: nn.Module, where: str, arguments: dict[str, Any]) -> dict[str, A
 
 
 def _cut(tensor: Tensor, piece: Mapping[str, Any]) -> Tensor:
-    axis, heads, kept = piece["axis"], piece["heads"], torch.tensor(piece["kept"], device=tensor.device)
+    axis, heads = piece["axis"], piece["heads"]
+    kept = torch.tensor(piece["kept"], device=tensor.device, dtype=torch.long)
     size = tensor.shape[axis] if axis < tensor.dim() else 1
     if size == heads:
         return tensor.index_select(axis, kept)
@@ -188,7 +189,9 @@ def _forward_hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _wrap_interface() -> None:
-    """Let the attention functions of this process cut arguments; those of other modules pass through untouched."""
+    """Let the attention functions of this process cut arguments, for as long as it runs: there is one interface for
+    all models. Calls of modules without slices pass through untouched.
+    """
     original: Callable[..., Any] = AttentionInterface.get_interface
     if getattr(original, "headscope", False):
         return

@@ -49,7 +49,10 @@ def _lines(done: Pruned) -> Iterator[str]:
     plan, before, after = done.plan, done.before, done.after
     total = sum(len(site.heads) for site in plan.sites)
     verb = "silenced" if done.layout == "masked" else "removed"
-    yield f"{len(plan.removed)} of {total} heads {verb} by {plan.criterion or 'plan'}"
+    how = {"named": "as named", "scores": "by the scores given", "": "by plan"}.get(
+        plan.criterion, f"by {plan.criterion}"
+    )
+    yield f"{len(plan.removed)} of {total} heads {verb} {how}"
     for number, entry in enumerate(done.history, 1) if len(done.history) > 1 else ():
         yield f"round {number}: {len(entry['taken'])} heads, {entry['gone']} gone"
     for name, old, new in (

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -17,25 +18,27 @@ from headscope.discovery import find_sites
 from headscope.errors import InvalidPlan, UnsupportedModel
 from headscope.examples import collate
 from headscope.folder_writing import check_target
-from headscope.headers import has_safetensors, read_headers, stored_dtype
+from headscope.headers import has_safetensors, read_config, read_headers, stored_dtype
 from headscope.heads import Site
 from headscope.layouts import LAYOUTS, SHARD_SIZE, auto_classes
 from headscope.models import LoadedModel, load
 from headscope.native import native_config, native_counts
 from headscope.plan import Plan
 from headscope.pruned import Pruned, cost
-from headscope.publish import Publication, pad_token, publish
+from headscope.publish import Basis, Publication, pad_token, publish
 from headscope.reasons import RAISED, first_line
 from headscope.selection import Request, Selection, select
 from headscope.study import Progress, Study, StudyOptions, memory_errors
 from headscope.surgery import prune as take_out
 from headscope.surgery import silence_heads
-from headscope.trials import Trials, held_out
+from headscope.trials import HELD_OUT, Trials, held_out
 from headscope.verify import Inputs, Verification
 
-DOUBLE_SHARE = 0.5
-"""The share of the free memory that a copy in float64 may take."""
-PROOF_EXAMPLES = 4
+SHARE = 0.5
+"""The share of the free memory that a copy in a wider format may take."""
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+PROOF_EXAMPLES, PROOF_TOKENS = 4, 128
+"""Examples of the data that are part of the proof, and how many of their tokens."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class _Pruning:
             if options.eval_data is not None:
                 judged = load_examples(options.eval_data, self.loaded, options.study.data)
             else:
+                if len(choosing) < HELD_OUT:
+                    self.notes.append(f"{len(choosing)} examples are too few to hold any out: all choose and judge")
                 choosing, judged = held_out(choosing, options.study.seed)
         self.study = Study(self.loaded, choosing, options.study)
         self.judging = Study(self.loaded, judged, options.study)
@@ -107,9 +112,15 @@ class _Pruning:
         result = replace(result, quality=quality)
         if output is None:
             return result
-        judged = self.judging.examples
         return publish(
-            result, stored, config, inputs, output, options=self.options.publication, pad=self.pad, examples=judged
+            result,
+            stored,
+            config,
+            inputs,
+            output,
+            options=self.options.publication,
+            pad=self.pad,
+            basis=Basis(self.study.provenance(), self.judging.provenance()),
         )
 
     def _cut(
@@ -120,7 +131,7 @@ class _Pruning:
         before, inputs = cost(model, sites, stored.value_bytes), self._inputs(model)
         proof, expected = Verification(), []
         if prove:
-            proof = self._proved_in_double(model, plan, inputs)
+            proof = self._proved_wide(model, plan, inputs)
             expected = verify.run_masked(model, sites, plan, inputs)
         self._operate(model, plan)
         after = self._left(model)
@@ -142,10 +153,15 @@ class _Pruning:
     def _as_stored(self) -> LoadedModel:
         """The model in the number format of its files, loaded anew where it was measured in another."""
         loaded = self.loaded
-        if loaded.location.gguf or not has_safetensors(loaded.location.folder):
-            return loaded
-        dtype = stored_dtype(read_headers(loaded.location.folder).values())
-        if dtype is None or getattr(torch, dtype) == loaded.model.dtype:
+        folder = loaded.location.folder
+        if loaded.location.gguf:
+            dtype = "float32"
+        elif has_safetensors(folder):
+            dtype = stored_dtype(read_headers(folder).values())
+        else:
+            config = read_config(folder)
+            dtype = str(config.get("dtype", config.get("torch_dtype", "float32"))).removeprefix("torch.")
+        if dtype not in DTYPES or getattr(torch, dtype) == loaded.model.dtype:
             return loaded
         return load(self.name, replace(self.options.study.load, dtype=dtype, task=loaded.task_name))
 
@@ -176,21 +192,32 @@ class _Pruning:
             hint="--layout masked works",
         )
 
-    def _proved_in_double(self, model: PreTrainedModel, plan: Plan, inputs: list[Inputs]) -> Verification:
-        """Masked = pruned on a copy in float64, where that fits into memory; generated tokens too."""
-        size = 8 * sum(parameter.numel() for parameter in model.parameters())
-        if size > DOUBLE_SHARE * free_memory():
-            self.notes.append("the model does not fit into memory in float64: the proof is in its own format only")
+    def _proved_wide(self, model: PreTrainedModel, plan: Plan, inputs: list[Inputs]) -> Verification:
+        """Masked = pruned on a copy in float64, or where memory is short in float32; generated tokens too."""
+        size, room = sum(parameter.numel() for parameter in model.parameters()), SHARE * free_memory()
+        if 8 * size > room:
+            format = "float32" if 4 * size <= room else str(model.dtype).removeprefix("torch.")
+            self.notes.append(f"not proved in float64, for which memory is short, but in {format}")
+        if 4 * size > room:
             return Verification()
         sites = self.study.sites
-        double = copy.deepcopy(model).cpu().double()
-        if double._can_set_experts_implementation():
-            double.set_experts_implementation("eager")
-        expected = verify.run_masked(double, sites, plan, inputs)
-        tokens = verify.masked_tokens(double, sites, plan)
-        self._operate(double, plan)
-        checks = [verify.same_arithmetic(expected, self._run(double, inputs), double)]
-        found = Verification((*checks, *verify.same_tokens(double, tokens)))
+        wide = copy.deepcopy(model).cpu()
+        wide = wide.double() if 8 * size <= room else wide.float()
+        if wide._can_set_experts_implementation():
+            wide.set_experts_implementation("eager")
+        expected = verify.run_masked(wide, sites, plan, inputs)
+        tokens = verify.masked_tokens(wide, sites, plan)
+        if tokens is None and wide.can_generate():
+            self.notes.append(
+                "generation is not part of the proof: the whole model does not generate from made-up inputs"
+            )
+        self._operate(wide, plan)
+        checks = [verify.same_arithmetic(expected, self._run(wide, inputs), wide)]
+        try:
+            checks += verify.same_tokens(wide, tokens)
+        except RAISED as error:
+            raise self._refusal(error) from None
+        found = Verification(tuple(checks))
         found.require()
         return found
 
@@ -203,8 +230,8 @@ class _Pruning:
         wanted = self.options.layout
         if wanted == "masked":
             return wanted, None
-        config = native_config(model, after)
-        if wanted != "portable" and isinstance(config, PreTrainedConfig):
+        config = "" if wanted == "portable" else native_config(model, after)
+        if isinstance(config, PreTrainedConfig):
             return "native", config
         if wanted == "native":
             raise InvalidPlan(f"no native checkpoint: {config}", hint=self._native_hint(model))
@@ -233,5 +260,12 @@ class _Pruning:
         if examples is not None:
             batch = collate(examples.items[:PROOF_EXAMPLES], examples.pads).to(model.device, model.dtype)
             prepare = self.loaded.task.prepare
-            found.append(verify.accepted(model, prepare(model, batch) if prepare else batch.inputs))
+            inputs = verify.accepted(model, prepare(model, batch) if prepare else batch.inputs)
+            found.append({name: _shortened(name, value) for name, value in inputs.items()})
         return found
+
+
+def _shortened(name: str, value: Any) -> Any:
+    """The first tokens of a text input: a proof needs no long texts, whose logits are large."""
+    text = name.removeprefix("decoder_") in ("input_ids", "attention_mask", "token_type_ids")
+    return value[:, :PROOF_TOKENS] if text else value

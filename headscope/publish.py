@@ -15,12 +15,12 @@ from headscope import card, verify
 from headscope.card import CardFacts, SiteLine
 from headscope.companions import copy_companions
 from headscope.errors import UsageError
-from headscope.examples import Examples
 from headscope.folder_writing import new_folder
 from headscope.layouts import save_masked, save_native, save_portable
 from headscope.manifest import write_manifest
 from headscope.models import LoadedModel
-from headscope.provenance import versions
+from headscope.numbers import is_portable
+from headscope.provenance import Provenance, versions
 from headscope.pruned import Pruned
 from headscope.verify import Inputs, Verification
 
@@ -34,6 +34,9 @@ _PIPELINES = {
     "image-classification": "image-classification",
     "embedding": "feature-extraction",
 }
+
+_CHOICES = {"named": "name, by the user", "scores": "scores that the user gave", "random": "chance", "": "a plan"}
+"""How a card says what is no criterion of its own."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,14 @@ class Publication:
             raise UsageError(f"--max-shard-size {self.max_shard_size}: expected a size such as 5GB or 200MB")
 
 
+@dataclass(frozen=True)
+class Basis:
+    """What the choice of heads rests on, and what the judgement of the result."""
+
+    choosing: Provenance
+    judging: Provenance
+
+
 def publish(
     result: Pruned,
     stored: LoadedModel,
@@ -58,7 +69,7 @@ def publish(
     *,
     options: Publication,
     pad: int | None,
-    examples: Examples | None,
+    basis: Basis,
 ) -> Pruned:
     """Write `stored`, whose heads are out, as the folder `output`; `config` describes it where it is native.
 
@@ -77,14 +88,14 @@ def publish(
             stored.tokenizer().save_pretrained(folder)
         else:
             copy_companions(location.folder, folder, keep_extra=options.keep_extra, code=stored.trust_remote_code)
-        code = result.layout == "portable" or stored.trust_remote_code
-        check = verify.reloaded(
+        code = stored.trust_remote_code or (config is None and is_portable(model.config))
+        checks = verify.reloaded(
             folder, stored.task.auto_class, model, inputs, code=code, pad=stand_in if stand_in != pad else None
         )
-        result = replace(result, verification=result.verification + Verification((check,)), folder=output)
+        result = replace(result, verification=result.verification + Verification(tuple(checks)), folder=output)
         result.verification.require()
-        (folder / card.NAME).write_text(card.card(_facts(result, stored, examples)), encoding="utf-8")
-        write_manifest(folder, _manifest(result, stored, examples))
+        (folder / card.NAME).write_text(card.card(_facts(result, stored, basis)), encoding="utf-8")
+        write_manifest(folder, _manifest(result, stored, basis))
     return result
 
 
@@ -93,7 +104,7 @@ def _save(
 ) -> None:
     if config is not None:
         save_native(model, config, folder, max_shard_size=max_shard_size)
-    elif layout == "portable":
+    elif layout == "portable" or is_portable(model.config):
         save_portable(model, folder, max_shard_size=max_shard_size)
     else:
         save_masked(model, folder, max_shard_size=max_shard_size)
@@ -131,7 +142,7 @@ def site_lines(result: Pruned) -> list[SiteLine]:
     return lines
 
 
-def _facts(result: Pruned, stored: LoadedModel, examples: Examples | None) -> CardFacts:
+def _facts(result: Pruned, stored: LoadedModel, basis: Basis) -> CardFacts:
     location, before, after = stored.location, result.before, result.after
     whole, less = result.quality or (None, None)
     return CardFacts(
@@ -150,14 +161,14 @@ def _facts(result: Pruned, stored: LoadedModel, examples: Examples | None) -> Ca
         kv_after=after.kv_bytes_per_token,
         quality_before=whole,
         quality_after=less,
-        data=_public(examples.name) if examples is not None else "",
-        criterion=result.plan.criterion,
+        data=_public(basis.choosing.data) if result.plan.criterion not in _CHOICES else "",
+        criterion=_CHOICES.get(result.plan.criterion, result.plan.criterion),
         proof={check.name: check.difference for check in result.verification.checks},
         generation=bool(stored.model.can_generate()),
     )
 
 
-def _manifest(result: Pruned, stored: LoadedModel, examples: Examples | None) -> dict[str, Any]:
+def _manifest(result: Pruned, stored: LoadedModel, basis: Basis) -> dict[str, Any]:
     location = stored.location
     quality = None
     if result.quality is not None:
@@ -171,7 +182,7 @@ def _manifest(result: Pruned, stored: LoadedModel, examples: Examples | None) ->
             "revision": location.revision,
             "weights_digest": location.digest(),
         },
-        "data": None if examples is None else _data(examples),
+        "data": {name: _data(one) for name, one in vars(basis).items()},
         "dtype": str(stored.model.dtype).removeprefix("torch."),
         "plan": result.plan.as_dict(),
         "history": [dict(entry) for entry in result.history],
@@ -188,5 +199,9 @@ def _public(name: str) -> str:
     return path.resolve().name if path.exists() else name
 
 
-def _data(examples: Examples) -> Mapping[str, Any]:
-    return {"name": _public(examples.name), "digest": examples.digest, "judged_on": len(examples)}
+def _data(rests_on: Provenance) -> Mapping[str, Any] | None:
+    """The examples of one study, and how it ran; None without."""
+    if not rests_on.data:
+        return None
+    found = {"name": _public(rests_on.data), "digest": rests_on.data_digest, "examples": rests_on.examples}
+    return found | {name: getattr(rests_on, name) for name in ("seed", "dtype", "device", "attention")}

@@ -1,10 +1,12 @@
 """Loads a checkpoint in a process of its own with nothing but transformers, runs it on given inputs, and keeps what it
-says. Run as a file, `python -P reload.py FOLDER CLASS DTYPE DEVICE TRUST PAD THREADS [INPUTS OUTPUTS]...`, so that
-nothing of headscope is imported.
+says. Run as a file, `python -P reload.py FOLDER CLASS DTYPE DEVICE TRUST PAD THREADS ATTENTION HASHES [INPUTS
+OUTPUTS]...`, so that nothing of headscope is imported.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from typing import Any
 
@@ -12,6 +14,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+HASHES = "hashes.json"
 
 
 def outputs(model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
@@ -31,27 +35,46 @@ def own_memory(model: Any) -> Any:
     return model
 
 
+def hashes(model: Any) -> dict[str, str]:
+    """SHA-256 of the bytes of every tensor that a checkpoint of the model holds, by name."""
+    found: dict[str, str] = {}
+    for name, tensor in model.state_dict().items():
+        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        found[name] = hashlib.sha256(raw.numpy().data).hexdigest()
+    return found
+
+
 def main(
-    folder: str, auto_class: str, dtype: str, device: str, trust: str, pad: str, threads: str, *files: str
+    folder: str,
+    auto_class: str,
+    dtype: str,
+    device: str,
+    trust: str,
+    pad: str,
+    threads: str,
+    attention: str,
+    listing: str,
+    *files: str,
 ) -> None:
-    """Load with `auto_class`, run on each file of inputs, and write what it says into the file named after it."""
+    """Load with `auto_class`, keep a hash of each weight, run on each file of inputs, and write what it says beside."""
     torch.set_num_threads(int(threads))
     transformers.logging.set_verbosity_error()
+    options = {"attn_implementation": attention} if attention else {}
     model = getattr(transformers, auto_class).from_pretrained(
-        folder, dtype=getattr(torch, dtype), trust_remote_code=trust == "1", local_files_only=True
+        folder, dtype=getattr(torch, dtype), trust_remote_code=trust == "1", local_files_only=True, **options
     )
     if model._can_set_experts_implementation() and device == "cpu":
         model.set_experts_implementation("eager")
     if pad:
         model.config.get_text_config().pad_token_id = int(pad)
     model = own_memory(model.to(device).eval())
+    with open(listing, "w", encoding="utf-8") as file:
+        json.dump(hashes(model), file)
     for given, said in zip(files[::2], files[1::2], strict=True):
         inputs = {name: value.to(device) for name, value in load_file(given).items()}
-        plain = {
-            name: bool(value) if value.dtype == torch.bool and not value.dim() else value
-            for name, value in inputs.items()
-        }
-        save_file({name: value.cpu().contiguous().clone() for name, value in outputs(model, plain).items()}, said)
+        flags = {name: bool(value) for name, value in inputs.items() if value.dtype == torch.bool and not value.dim()}
+        found = outputs(model, inputs | flags)
+        save_file({name: value.cpu().contiguous().clone() for name, value in found.items()}, said)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from headscope.boundary import boundaries
 from headscope.capture import gate
 from headscope.choice import Rules, choose, choose_round, possible_counts, removal_order, round_counts, wanted_count
 from headscope.criteria import choose_criterion, load_criterion
@@ -58,9 +59,18 @@ class Request:
             raise UsageError("--rounds scores anew on the way to a number of heads", hint="give it with --ratio")
         if self.rounds > 1 and self.scores is not None:
             raise UsageError("--rounds scores anew, and --scores are scores that stay", hint="give one of them")
+        if self.heads is not None or self.plan is not None:
+            self._require_no_choice()
         if self.min_heads < 0:
             raise UsageError(f"--min-heads {self.min_heads}: expected 0 or more")
         self._check_limits()
+
+    def _require_no_choice(self) -> None:
+        """What is named needs no choosing: options about it were meant otherwise."""
+        chosen = {"criterion": self.criterion != "auto", "scores": self.scores is not None}
+        chosen |= {"scope": self.scope != "model", "unit": self.unit != "auto"}
+        for name in (name for name, given in chosen.items() if given):
+            raise UsageError(f"--{name} chooses heads, and --{'plan' if self.heads is None else 'heads'} names them")
 
     def _check_limits(self) -> None:
         if self.keep_metric is not None and not 0 < self.keep_metric <= 1:
@@ -120,7 +130,7 @@ def _named(study: Study, request: Request) -> Selection:
     """The heads of --heads, without those that an earlier pruning took."""
     assert request.heads is not None
     try:
-        heads, repeats = parse_heads(request.heads, [_before_pruning(study, site) for site in study.sites])
+        heads, repeats = parse_heads(request.heads, _before_pruning(study))
     except ValueError as error:
         raise UsageError(f"--heads {request.heads}: {error}", hint="headscope inspect MODEL lists the heads") from None
     present = {head for site in study.sites for head in site.heads}
@@ -137,11 +147,15 @@ def _named(study: Study, request: Request) -> Selection:
     return Selection(plan, tuple(notes))
 
 
-def _before_pruning(study: Study, site: Site) -> Site:
-    """A site with all the heads that it had before any pruning."""
+def _before_pruning(study: Study) -> list[Site]:
+    """The sites with all the heads that they had before any pruning, those among them that have none any more."""
     recipe: Mapping[str, Any] = getattr(study.loaded.model.config, "headscope", None) or {}
-    entry = next((entry for entry in recipe.get("sites", ()) if entry["id"] == str(site.id)), None)
-    return site if entry is None else replace(site, n_heads=entry["heads"], numbers=())
+    found = {str(site.id): site for site in study.sites}
+    for entry in recipe.get("sites", ()):
+        site = found.get(entry["id"], study.sites[0])
+        label = HeadId.parse(f"{entry['id']}.0").site
+        found[entry["id"]] = replace(site, id=label, n_heads=entry["heads"], numbers=())
+    return list(found.values())
 
 
 class _Chooser:
@@ -233,9 +247,10 @@ class _Chooser:
     def _small_enough(self, steps: Sequence[tuple[HeadId, ...]], target: int) -> tuple[HeadId, ...]:
         """The fewest heads whose removal leaves at most so many parameters."""
         model, sites = self.study.loaded.model, self.study.sites
+        edges = boundaries(model, sites)
 
         def left(number: int) -> int:
-            return parameters_left(model, sites, Plan(self.sites, tuple(sorted(_first(steps, number)))))
+            return parameters_left(model, sites, Plan(self.sites, tuple(sorted(_first(steps, number)))), edges)
 
         if left(0) <= target:
             raise InvalidPlan(f"--target-parameters {target}: the model has only {left(0)}")

@@ -79,7 +79,8 @@ def silence_heads(model: PreTrainedModel, sites: Sequence[Site], plan: Plan) -> 
             columns = [index for index, owner in enumerate(piece.owner) if owner in gone]
             with torch.no_grad():
                 weight.index_fill_(piece.axis, torch.tensor(columns, device=weight.device), 0)
-    model.config.headscope = numbering(model, sites, plan, physical=False)
+    earlier = getattr(model.config, "headscope", None) or {}
+    model.config.headscope = earlier | numbering(model, sites, plan, physical=False)
 
 
 def gates(sites: Sequence[Site], plan: Plan) -> dict[SiteId, Tensor]:
@@ -91,11 +92,13 @@ def gates(sites: Sequence[Site], plan: Plan) -> dict[SiteId, Tensor]:
     return found
 
 
-def parameters_left(model: PreTrainedModel, sites: Sequence[Site], plan: Plan) -> int:
-    """Parameters that `model` would have without the plan's heads, from shapes alone."""
+def parameters_left(
+    model: PreTrainedModel, sites: Sequence[Site], plan: Plan, edges: Mapping[str, Boundary] | None = None
+) -> int:
+    """Parameters that `model` would have without the plan's heads; `edges` are its `boundaries`, where known."""
     total = sum(parameter.numel() for parameter in model.parameters())
     cuts = _cuts(sites, plan)
-    edges = boundaries(model, sites)
+    edges = boundaries(model, sites) if edges is None else edges
     dropped: dict[tuple[str, str, int], Tensor] = {}
     for cut in cuts:
         dropped |= cut.dropped(edges[cut.site.module])
@@ -140,13 +143,13 @@ class Cut:
         dropped: dict[tuple[str, str, int], Tensor] = {}
         for piece in self.site.slices:
             if piece.path not in edge.whole:
-                key = (piece.module, piece.name, piece.axis)
-                gone = torch.tensor([owner >= 0 and owner not in self._of(piece) for owner in piece.owner])
+                key, kept = (piece.module, piece.name, piece.axis), self._of(piece)
+                gone = torch.tensor([owner >= 0 and owner not in kept for owner in piece.owner])
                 dropped[key] = dropped[key] | gone if key in dropped else gone
         return dropped
 
-    def _of(self, piece: ParameterSlice) -> list[int]:
-        return self.kv_kept if piece.role in (Role.KEY, Role.VALUE) else self.kept
+    def _of(self, piece: ParameterSlice) -> set[int]:
+        return set(self.kv_kept if piece.role in (Role.KEY, Role.VALUE) else self.kept)
 
     def counts(self, model: nn.Module, *, fixed: bool) -> None:
         """Let the counts that the module keeps for itself follow.

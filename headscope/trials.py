@@ -23,16 +23,16 @@ from headscope.surgery import gates
 if TYPE_CHECKING:
     from headscope.selection import Request
 
-SHARE = 4
+HELD_OUT = 4
 """One example in so many is held out where no data of its own is given for judging."""
 
 
 def held_out(examples: Examples, seed: int) -> tuple[Examples, Examples]:
     """Examples to choose by, and a seeded quarter to judge on; the same for both where there are fewer than four."""
-    if len(examples) < SHARE:
+    if len(examples) < HELD_OUT:
         return examples, examples
     order = numpy.random.Generator(numpy.random.Philox([seed, 1])).permutation(len(examples))
-    judged = set(order[: len(examples) // SHARE].tolist())
+    judged = set(order[: len(examples) // HELD_OUT].tolist())
     choosing = tuple(one for place, one in enumerate(examples.items) if place not in judged)
     judging = tuple(one for place, one in enumerate(examples.items) if place in judged)
     return replace(examples, items=choosing), replace(examples, items=judging)

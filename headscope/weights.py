@@ -23,6 +23,7 @@ from headscope.headers import (
 )
 from headscope.jsonfiles import inside, json_object, quote, read
 from headscope.location import Location
+from headscope.manifest import changed_files, read_manifest
 from headscope.numbers import check_recipe
 
 _PICKLE_INDEX = "pytorch_model.bin.index.json"
@@ -40,6 +41,8 @@ def check_files(location: Location, *, allow_pickle: bool) -> dict[str, Any]:
         raise UsageError(f"{location.name}: its name is not UTF-8, and no weights can be read there", hint="rename it")
     config = read_config(folder)
     check_config(config)
+    if "headscope" in config:
+        check_recipe(config["headscope"])
     if config.get("transformers_weights") is not None:
         named = quote(config["transformers_weights"])
         raise ModelError(f"{location.name}: config.json has its weights read from {named}", hint="remove that field")
@@ -47,7 +50,6 @@ def check_files(location: Location, *, allow_pickle: bool) -> dict[str, Any]:
         tensors = read_headers(folder)
         check_sizes(config, tensors)
         if "headscope" in config:
-            check_recipe(config["headscope"])
             _check_recipe_sizes(config["headscope"], tensors)
     elif allow_pickle:
         _check_pickles(folder)
@@ -71,6 +73,23 @@ def _check_recipe_sizes(recipe: Mapping[str, Any], tensors: Mapping[str, TensorI
     for path, shape in recipe.get("parameters", {}).items():
         if tuple(shape) not in stored:
             raise ModelError(f"config.json: headscope.parameters gives {quote(path)} a shape that no stored tensor has")
+    widths = {0, *(size for shape in stored for size in shape)}
+    for path, output in recipe.get("silent", {}).items():
+        if output["width"] not in widths:
+            raise ModelError(f"config.json: headscope.silent gives {quote(path)} a width that no stored tensor has")
+
+
+def changed_since_written(folder: Path) -> list[str]:
+    """A note where a pruned checkpoint's files are not those that were proved; up to 2 GiB, larger ones unread."""
+    manifest = read_manifest(folder)
+    if manifest is None or sum(file.stat().st_size for file in folder.glob("*.safetensors")) > 2 * 1024**3:
+        return []
+    files = {name: digest for name, digest in manifest["files"].items() if not name.endswith(".md")}
+    changed = changed_files(folder, {"files": files})
+    if not changed:
+        return []
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return [f"{quote(changed[0])}{more}: changed since headscope proved this checkpoint (hashes in headscope.json)"]
 
 
 def _is_utf8(name: bytes) -> bool:

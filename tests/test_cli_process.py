@@ -145,3 +145,22 @@ def test_signals(number, code, line, tmp_path):
     os.close(write)
     assert (found, out, err) == (code, b"", f"error: {line}\n".encode())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bug_is_one_line_too() -> None:
+    """What nobody foresaw, raised inside a command in a process of its own: a line that says so, and no traceback."""
+    script = (
+        "import sys, headscope.provenance, headscope.cli\n"
+        "def broken(*_): raise ValueError('boom')\n"
+        "headscope.provenance.versions = broken\n"
+        "sys.argv = ['headscope', 'env']\n"
+        "headscope.cli.main()\n"
+    )
+    for debug, traceback in (("", False), ("1", True)):
+        environment = os.environ | {"HEADSCOPE_DEBUG": debug}
+        ended = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 1
+        assert ("Traceback" in ended.stderr) is traceback, ended.stderr
+        assert traceback or ended.stderr.startswith("error: headscope failed unexpectedly: ValueError: boom")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import sys
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from checkpoints import bert, llama
+from checkpoints import bert, configure, llama, pickled, rewrite
 from pruning_cases import difference, masked, plan_of, said
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 from zoo import SPECIMENS
 
@@ -23,13 +25,25 @@ from headscope.heads import HeadId
 from headscope.inputs import probe_inputs
 from headscope.layouts import save_native, save_portable
 from headscope.matrices import site_shape
-from headscope.native import native_config, native_counts
+from headscope.models import LoadOptions, load
+from headscope.native import _owning, native_config, native_counts
 from headscope.plan import Plan
 from headscope.pruning import PruneOptions
 from headscope.pruning import prune as run
 from headscope.selection import Request, select
 from headscope.study import Study, StudyOptions
 from headscope.surgery import prune
+from headscope.verify import computes_in_single
+
+ENTRY = {"id": "encoder.self.0", "module": "bert", "call": 0, "heads": 2, "kv_heads": 2}
+
+
+@pytest.fixture(autouse=True)
+def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Proofs reload in this process, and code of checkpoints is copied to a folder of the test."""
+    monkeypatch.setattr(verify, "launch", lambda arguments, scratch: reload.main(*arguments))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 def cut(model: PreTrainedModel, spec: str, **options: int) -> Plan:
@@ -78,11 +92,8 @@ def test_pruning_one_depth_of_a_shared_layer_prunes_all_and_says_so() -> None:
     assert difference(expected, said(model, inputs)) <= 1e-9
 
 
-def test_a_share_of_28_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_of_28_heads(tmp_path: Path) -> None:
     """10 % of 28 heads: 25 do not divide the width, so Llama's configuration cannot say it; a portable one can."""
-    monkeypatch.setattr(verify, "launch", lambda arguments, scratch: reload.main(*arguments))
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
     folder = llama(tmp_path / "whole", hidden_size=56, num_attention_heads=28, num_key_value_heads=28, head_dim=2)
     done = headscope.prune(
         str(folder), output=tmp_path / "pruned", ratio=0.1, criterion="random", scope="layer", rounds=1
@@ -186,6 +197,19 @@ def test_a_pruned_checkpoint_never_loads_with_random_weights(tmp_path: Path) -> 
         ("silent", {"bert": {"items": 4}}),
         ("sites", [{"id": "encoder.self.0"}]),
         ("sites", "none"),
+        ("sites", [{"id": "encoder.self.0", "module": "bert", "call": 0, "heads": 5, "kv_heads": 5, "kept": [1]}]),
+        ("sites", [{"id": "encoder.self.0", "module": "bert", "call": 0, "heads": 2**40, "kv_heads": 5}] * 2),
+        (
+            "sites",
+            [{"id": "a.self.0", "module": "b", "call": 0, "heads": 2, "kv_heads": 2, "kept": [1, 1], "kv_kept": []}],
+        ),
+        (
+            "sites",
+            [{"id": "a.self.0", "module": "b", "call": 0, "heads": 2, "kv_heads": 2, "kept": [2], "kv_kept": [1]}],
+        ),
+        ("arguments", {"bert": [{"where": "forward", "name": "x", "axis": 0, "heads": 0, "kept": []}]}),
+        ("silent", {"bert": {"items": [], "projection": None, "width": 2**30, "cache": False}}),
+        ("version", -5),
         ("version", 99),
         ("version", "one"),
     ],
@@ -214,3 +238,68 @@ def test_strange_but_well_formed_recipes_fail_as_errors(tmp_path: Path) -> None:
     path.write_text(json.dumps(config))
     with pytest.raises(headscope.errors.HeadscopeError):
         headscope.inspect(str(tmp_path / "pruned"))
+
+
+def test_pickled_checkpoints_are_checked_too(tmp_path: Path) -> None:
+    folder = pickled(bert(tmp_path / "whole"))
+    configure(folder, headscope={"version": 1, "sites": "none"})
+    with pytest.raises(headscope.errors.ModelError, match="headscope.sites"):
+        load(str(folder), LoadOptions(allow_pickle=True))
+
+
+def test_towers_that_no_input_reaches_keep_their_counts() -> None:
+    """A native configuration changes the part that the pruned sites read, and no other of equal counts."""
+    model = SPECIMENS["clip"].build()
+    sites = [site for site in find_sites(model).sites if site.id.stack != "vision"]
+    config = copy.deepcopy(model.config)
+    owning = _owning(model, sites, config)
+    assert owning and all(part is config.text_config for part in owning)
+
+
+def test_float32_is_told_only_where_numbers_are_narrowed() -> None:
+    for name, expected in (("vit", False), ("bart", False), ("bert", False), ("llama", True), ("gemma2", True)):
+        assert computes_in_single(SPECIMENS[name].build()) is expected, name
+
+
+def test_masked_after_pruned_keeps_the_recipe(tmp_path: Path) -> None:
+    whole = bert(tmp_path / "whole")
+    headscope.prune(str(whole), output=tmp_path / "pruned", heads="0:1")
+    headscope.prune(str(tmp_path / "pruned"), output=tmp_path / "masked", heads="0:2;1:0", layout="masked")
+    frame = headscope.inspect(str(tmp_path / "masked"))
+    assert [head for head, flag in frame["flags"].items() if "dead" in flag] == ["encoder.self.0.2", "encoder.self.1.0"]
+    assert "encoder.self.0.1" not in frame.index
+    again = headscope.prune(str(tmp_path / "masked"), output=tmp_path / "again", heads="0:1,2;1:0")
+    assert len(again.plan.removed) == 2
+    at_once = headscope.prune(str(whole), output=tmp_path / "once", heads="0:1,2;1:0")
+    assert at_once.verification.passed
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("again", "once"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_attention_switch_of_the_run_is_that_of_its_proof(tmp_path: Path) -> None:
+    options = StudyOptions(load=LoadOptions(attention="eager"))
+    done = headscope.prune(str(bert(tmp_path / "whole")), output=tmp_path / "pruned", heads="0:1", options=options)
+    assert done.verification.passed
+    assert json.loads((tmp_path / "pruned" / "headscope.json").read_text())["proof"]
+
+
+def test_pickles_keep_their_number_format(tmp_path: Path) -> None:
+    folder = pickled(bert(tmp_path / "whole"))
+    options = StudyOptions(load=LoadOptions(allow_pickle=True, dtype="bfloat16"))
+    headscope.prune(str(folder), output=tmp_path / "pruned", heads="0:1", options=options)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "pruned" / "model.safetensors").values()} == {torch.float32}
+
+
+def test_a_changed_checkpoint_is_noticed(samples: Path, tmp_path: Path) -> None:
+    headscope.prune(str(samples / "vit-digits"), output=tmp_path / "pruned", heads="0:1")
+    assert not [note for note in load(str(tmp_path / "pruned"), LoadOptions()).notes if "changed" in note]
+    rewrite(tmp_path / "pruned", lambda tensors: tensors.update(next(iter({n: t * 2} for n, t in tensors.items()))))
+    assert [note for note in load(str(tmp_path / "pruned"), LoadOptions()).notes if "changed since" in note]
+
+
+def test_heads_of_an_emptied_layer_are_passed_over() -> None:
+    model = SPECIMENS["llama"].build()
+    count = find_sites(model).sites[0].n_heads
+    cut(model, "0:" + ",".join(map(str, range(count))), min_heads=0)
+    plan = cut(model, "0:0;1:" + ",".join(map(str, find_sites(model).sites[0].groups[0])))
+    assert {str(head.site) for head in plan.removed} == {"decoder.causal.1"}

@@ -293,6 +293,8 @@ def test_the_target_is_checked_first(run: Run, samples: Path, tmp_path: Path) ->
     assert refused(run("prune", source, "--heads", "0:0", "-o", source), 2, str(source))
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "config.json").write_text("{}")
+    assert refused(run("prune", source, "--heads", "0:0", "-o", tmp_path / "there", "--force"), 2, "no checkpoint")
+    (tmp_path / "there" / "model.safetensors").write_text("old")
     assert refused(run("prune", source, "--heads", "0:0", "-o", tmp_path / "there"), 2, "--force")
     assert (tmp_path / "there" / "config.json").read_text() == "{}"
     assert run("prune", source, "--heads", "0:0", "-o", tmp_path / "there", "--force").code == 0

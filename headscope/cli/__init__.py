@@ -52,7 +52,11 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 def main() -> None:
     """Run the command line and exit with its code: 0, 1, 2, 3, 130 or 143; 141 where the reader of stdout has gone."""
     _prepare()
-    sys.exit(_run())
+    try:
+        sys.exit(_run())
+    finally:
+        if os.environ.get("HEADSCOPE_DEBUG") != "1":
+            sys.excepthook = _bug  # Typer has put its own there meanwhile
 
 
 def _run() -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -68,6 +68,7 @@ class PairValues:
     notes: tuple[str, ...] = ()
 
 
+@runtime_checkable
 class PairSum(Protocol):
     """Sums over the data that become the values of one measure."""
 

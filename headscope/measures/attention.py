@@ -50,9 +50,7 @@ class Divergence:
         return PairValues(values)
 
 
-def divergences(
-    cells: Float[Tensor, "head cell"], wanted: Tensor | None = None
-) -> Float[Tensor, "head head"]:
+def divergences(cells: Float[Tensor, "head cell"], wanted: Tensor | None = None) -> Float[Tensor, "head head"]:
     """Σ over cells of `½ p ln p + ½ q ln q − m ln m`, in nats, for all pairs or the `wanted` ones, else 0.
 
     It cancels cell by cell, so that equal heads differ by exactly nothing.

@@ -5,7 +5,7 @@ Biases are left out.
 
 from __future__ import annotations
 
-from headscope.circuits import Factors, cosines
+from headscope.circuits import Factors, circuit, cosines
 from headscope.columns import Column
 from headscope.measures import Evidence, Measure, PairValues
 from headscope.pairs import HeadSpace
@@ -25,9 +25,8 @@ class ValueOutput:
         found: list[Factors | None] = []
         for site in self._space.sites:
             weights = self._space.weights(site)
-            value, output = weights.value, weights.output
-            fits = value is not None and output is not None and value.shape[-1] == output.shape[1]
-            found.append(Factors(value, output.transpose(1, 2)) if fits else None)
+            output = None if weights.output is None else weights.output.transpose(1, 2)  # [head d_model d_value]
+            found.append(circuit(weights.value, output))
         return PairValues(cosines(self._space, found))
 
 

@@ -5,7 +5,7 @@ Biases, norms of queries and keys, and rotary positions are left out.
 
 from __future__ import annotations
 
-from headscope.circuits import Factors, cosines
+from headscope.circuits import circuit, cosines
 from headscope.columns import Column
 from headscope.measures import Evidence, Measure, PairValues
 from headscope.pairs import HeadSpace
@@ -22,13 +22,8 @@ class QueryKey:
 
     def finish(self) -> PairValues:
         """The cosine of every pair; NaN where the widths differ or a head has no such matrices."""
-        found: list[Factors | None] = []
-        for site in self._space.sites:
-            weights = self._space.weights(site)
-            query, key = weights.query, weights.key
-            fits = query is not None and key is not None and query.shape[-1] == key.shape[-1]
-            found.append(Factors(query, key) if fits else None)
-        return PairValues(cosines(self._space, found))
+        weights = [self._space.weights(site) for site in self._space.sites]
+        return PairValues(cosines(self._space, [circuit(one.query, one.key) for one in weights]))
 
 
 MEASURE = Measure(

@@ -1,0 +1,145 @@
+"""One pass over the data that serves all measures of pairs of heads: what each batch shows goes to each measure's sums.
+
+A pass looks like this; a batch with more attention rows than may be held is run again for its further queries.
+
+    sums = PairSums(space, load_measures(["attention", "output"]))
+    reader = RowReader(model, space.sites, sums.readers, replace=True)
+    with watch(model, space.sites, gradients=False) as seen, sums.watching(model), reader.reading():
+        for batch in batches:
+            again = True
+            while again:
+                model(**batch)                      # after reader.start(texts, n) and sums.start(texts, numbers)
+                again = sums.end(seen)
+    values = sums.finish()
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope import registry
+from headscope.capture import Watch
+from headscope.errors import UsageError, nearest
+from headscope.measures import Evidence, Measure, Outputs, PairSum, PairValues
+from headscope.pairs import HeadSpace
+from headscope.row_store import RowStore
+from headscope.scores import RowBlock
+from headscope.texts import Texts
+
+
+def load_measures(names: Sequence[str]) -> dict[str, Measure]:
+    """The measures by name; `all` stands for every one.
+
+    Raises:
+        UsageError: a name is unknown.
+    """
+    known = registry.names("measures")
+    wanted = known if "all" in names else list(dict.fromkeys(names))
+    for name in wanted:
+        if name not in known:
+            raise UsageError(f"no measure {name!r}", hint=nearest(name, [*known, "all"]))
+    return registry.load_all("measures", "MEASURE", wanted)
+
+
+class PairSums:
+    """The sums of some measures over the batches of one pass."""
+
+    def __init__(self, space: HeadSpace, measures: Mapping[str, Measure]) -> None:
+        self.space, self.measures = space, measures
+        self.sums = {name: measure.begin(space) for name, measure in measures.items()}
+        self._rows = RowStore(space)
+        self._windowed: dict[str, int] = {}
+        self._apart = torch.zeros_like(self._rows.apart)
+        self.start(Texts({}, None, None), ())
+
+    def of(self, evidence: Evidence) -> list[PairSum]:
+        """The sums of the measures that look at this evidence."""
+        return [self.sums[name] for name, measure in self.measures.items() if measure.evidence is evidence]
+
+    @property
+    def readers(self) -> list[Callable[[RowBlock], dict[str, Tensor]]]:
+        """What must see the attention rows of the model, if anything."""
+        return [self._rows.see] if self.of(Evidence.ROWS) else []
+
+    def start(self, texts: Texts, numbers: Sequence[int]) -> None:
+        """Begin a batch: what stands in it, and the numbers of its examples in the data. Nothing is added before its
+        `end`, so a batch that failed can be begun again in parts.
+        """
+        if self._rows.again and tuple(numbers) == self._numbers:
+            return
+        self._texts, self._numbers = texts, tuple(numbers)
+        self._rows.start(len(numbers))
+
+    @contextlib.contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Note while the block runs into how many sequences (windows) each site cuts an example."""
+        axes = {site.output: site.batch_axis for site in self.space.sites}
+        handles = [model.get_submodule(path).register_forward_pre_hook(self._note(path, axes[path])) for path in axes]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _note(self, path: str, axis: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if args[0].dim() > 2:  # else tokens of all sequences lie end to end
+                self._windowed[path] = args[0].shape[axis] // max(1, len(self._numbers))
+
+        return note
+
+    def end(self, seen: Watch) -> bool:
+        """Add what the batch showed, after the model has run; True if it must be run once more."""
+        for part in self._rows.parts() if self.readers else ():
+            for one in self.of(Evidence.ROWS):
+                one.add(part)
+        if not self._rows.again and self.of(Evidence.OUTPUTS):
+            for part in self._outputs(seen):
+                for one in self.of(Evidence.OUTPUTS):
+                    one.add(part)
+        for record in seen.records.values():
+            record.output = None  # a site that the next batch does not run shows nothing
+        return bool(self.readers) and self._rows.more()
+
+    def _outputs(self, seen: Watch) -> Iterator[Outputs]:
+        """Outputs at real tokens for each group of sites with the same queries."""
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for number, site in enumerate(self.space.sites):
+            values = seen.records[site.id].output
+            if values is not None and not site.mixes_heads:  # else a head's slice of W_o is not what it writes by
+                windows = number if self._windowed.get(site.output, 1) > 1 else None
+                groups.setdefault((site.id.stack, windows, values.shape[1]), []).append(number)
+        together = torch.zeros_like(self._apart)
+        for sites in groups.values():
+            index = torch.tensor(sites)
+            together[index[:, None], index] = True
+            yield self._tokens(tuple(sites), seen)
+        self._apart |= ~together
+
+    def _tokens(self, sites: tuple[int, ...], seen: Watch) -> Outputs:
+        outputs = [seen.records[self.space.sites[site].id].output for site in sites]
+        whole = [values for values in outputs if values is not None]
+        side = self._texts.queries(self.space.sites[sites[0]])
+        real = torch.ones(whole[0].shape[:2], dtype=torch.bool)
+        if side is not None and side.real.shape == real.shape:
+            real = side.real.cpu()
+        example, position = real.nonzero(as_tuple=True)
+        chosen = tuple(values[real.to(values.device)] for values in whole)
+        return Outputs(sites, chosen, torch.tensor(self._numbers)[example], position)
+
+    def finish(self) -> dict[str, PairValues]:
+        """The values of every measure, symmetric to the last bit."""
+        apart = {Evidence.ROWS: self._rows.apart, Evidence.OUTPUTS: self._apart}
+        found: dict[str, PairValues] = {}
+        for name, measure in self.measures.items():
+            given = self.sums[name].finish()
+            values = (given.values + given.values.T) / 2
+            if measure.evidence in apart:
+                values[self.space.spread(apart[measure.evidence])] = torch.nan
+            found[name] = PairValues(values, given.error, given.notes)
+        return found
