@@ -42,9 +42,12 @@ def own_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
 
 
 @pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reload in this process, which saves the seconds of starting another; three tests below start one."""
+def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Reload in this process, which saves the seconds of starting another; two tests below start one."""
     monkeypatch.setattr(verify, "launch", lambda arguments, scratch: reload.main(*arguments))
+    transformers.logging.disable_progress_bar()
+    yield
+    transformers.logging.enable_progress_bar()
 
 
 def rows(ran: Ran) -> list[dict[str, str]]:
@@ -209,6 +212,7 @@ def test_masked_keeps_shapes_and_takes_any_heads(run: Run, samples: Path, tmp_pa
     assert [head for head, flag in flags.items() if "dead" in str(flag)] == ["decoder.causal.0.1"]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_nothing_is_left_when_the_proof_fails(
     run: Run, samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

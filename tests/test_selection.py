@@ -126,17 +126,17 @@ def test_scores_of_a_file(sentiment: Study, tmp_path: Path) -> None:
     assert found == [str(head) for number, head in enumerate(heads) if number % 7 == 0][:9]
 
 
-def test_rounds_score_what_is_left(sentiment: Study) -> None:
+def test_rounds_score_what_is_left(digits: Study) -> None:
     """Each round sees the model without the heads of earlier rounds, and the last ends at the number asked for."""
-    at_once, in_rounds = (select(sentiment, Request(ratio=0.5, rounds=rounds), None) for rounds in (1, 3))
-    assert [entry["gone"] for entry in in_rounds.history] == [12, 24, 36]
-    assert len(in_rounds.plan.removed) == len(at_once.plan.removed) == 36
+    at_once, in_rounds = (select(digits, Request(ratio=0.5, rounds=rounds), None) for rounds in (1, 3))
+    assert [entry["gone"] for entry in in_rounds.history] == [5, 11, 16]
+    assert len(in_rounds.plan.removed) == len(at_once.plan.removed) == 16
     first = set(in_rounds.history[0]["taken"])
     assert first <= {str(head) for head in at_once.plan.removed}
     assert in_rounds.plan.removed != at_once.plan.removed
     taken = [head for entry in in_rounds.history for head in entry["taken"]]
-    assert len(taken) == len(set(taken)) == 36
-    hooks = sum(len(module._forward_pre_hooks) for module in sentiment.loaded.model.modules())
+    assert len(taken) == len(set(taken)) == 16
+    hooks = sum(len(module._forward_pre_hooks) for module in digits.loaded.model.modules())
     assert hooks == 0
 
 
@@ -178,18 +178,18 @@ def test_limits_are_judged_on_held_out_examples(digits: Study) -> None:
     assert less.divergence > 0 == whole.divergence
 
 
-def test_a_limit_that_no_head_keeps(sentiment: Study, tmp_path: Path) -> None:
+def test_a_limit_that_no_head_keeps(digits: Study, tmp_path: Path) -> None:
     """The most important head of every site goes in the first step, and the loss may not rise."""
-    values = sentiment.scores(["importance"]).values["importance"]
+    values = digits.scores(["importance"]).values["importance"]
     rows = [
         (str(head), -float(score))
-        for site in sentiment.sites
+        for site in digits.sites
         for score, head in zip(values[site.id], site.heads, strict=True)
     ]
     (tmp_path / "scores.csv").write_text("head,upside\n" + "".join(f"{head},{score}\n" for head, score in rows))
     request = Request(max_loss_increase=0.0, scores=tmp_path / "scores.csv", by="upside", scope="uniform")
     with pytest.raises(ThresholdError, match="raises the held-out loss"):
-        select(sentiment, request, Trials(sentiment, None))
+        select(digits, request, Trials(digits, None))
 
 
 @pytest.mark.parametrize("good", [[0], [0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 4], [0, 1, 2, 3, 5]])
