@@ -89,7 +89,7 @@ class _Reader:
     def read(self, leaf: Tensor, output: nn.Module, projected: Tensor, *, kind: AttentionKind) -> Site:
         """The site, without a label."""
         shape = self.shape
-        numbers = context_numbers(self.call, shape)
+        numbers = context_numbers(self.call, shape.n_heads)
         axis = 1 if isinstance(output, (nn.Conv1d, nn.Conv2d)) else projected.dim() - 1
         fed = fed_by(projected, leaf, numbers, shape.n_heads, axis=axis)
         channels = fed.owners()

@@ -7,7 +7,6 @@ Such a tensor serves all layers, whatever heads each has left, so it stays whole
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +16,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.discovery import differentiable, evaluating
-from headscope.geometry import head_numbers
+from headscope.geometry import context_numbers
 from headscope.heads import Site
 from headscope.inputs import probe_inputs
 from headscope.ownership import Touch, touches
+from headscope.portable import arguments_by_name
 from headscope.taps import AttentionCall, FunctionTap, InterfaceTap, ModuleStack
 
 
@@ -77,8 +77,7 @@ class _Watch:
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if id(module) in self.sites:
-            names = inspect.signature(module.forward).parameters
-            self.entered[id(module)] = self._open(dict(zip(names, args, strict=False)) | kwargs)
+            self.entered[id(module)] = self._open(arguments_by_name(module, args, kwargs))
 
     def _before(self, call: AttentionCall) -> None:
         self._open(call.keywords)
@@ -98,22 +97,15 @@ class _Watch:
         site = self.sites.get(id(call.module))
         if site is not None and site.n_heads > 1:
             attention = {name: value for name, value in call.keywords.items() if isinstance(value, Tensor)}
-            self._judge(site, call.context, "attention", attention)
+            self._judge(site, call, "attention", attention)
             taken = [id(value) for value in attention.values()]
             entered = self.entered.get(id(call.module), {})
-            self._judge(site, call.context, "forward", {n: t for n, t in entered.items() if id(t) not in taken})
+            self._judge(site, call, "forward", {n: t for n, t in entered.items() if id(t) not in taken})
         return call.context.detach()
 
-    def _judge(self, site: Site, context: Tensor, where: str, values: dict[str, Tensor]) -> None:
+    def _judge(self, site: Site, call: AttentionCall, where: str, values: dict[str, Tensor]) -> None:
         values = {name: value for name, value in values.items() if value.requires_grad}
-        numbers = head_numbers(context, site.n_heads)
-        if site.source == "interface":
-            axis = 2 if context.shape[2] == site.n_heads else 1
-            numbers = torch.arange(site.n_heads, device=context.device)
-            numbers = numbers.view([-1 if dim == axis else 1 for dim in range(context.dim())])
-        if numbers is None or not values:
-            return
-        numbers = numbers.expand(context.shape)
+        context, numbers = call.context, context_numbers(call, site.n_heads).expand(call.context.shape)
         found = self.found[site.module]
         known = {(one.where, one.name) for one, _ in found}
         for (name, value), touch in zip(

@@ -7,13 +7,15 @@ the model is wider than the square of a head's width. The factors of all heads a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from headscope.heads import AttentionKind
+from headscope.matrices import HeadWeights
+from headscope.measures import PairValues
 from headscope.pairs import HeadSpace, double, normalised
 from headscope.shapes import Float
 
@@ -34,6 +36,20 @@ def circuit(left: Tensor | None, right: Tensor | None) -> Factors | None:
     if left is None or right is None or left.shape[-1] != right.shape[-1]:
         return None
     return Factors(left, right)
+
+
+class Likeness:
+    """The cosine of one circuit of every pair of heads, from weights alone; `pick` takes it from a site's matrices."""
+
+    def __init__(self, space: HeadSpace, pick: Callable[[HeadWeights], Factors | None]) -> None:
+        self._space, self._pick = space, pick
+
+    def add(self, part: object) -> None:
+        """Data show nothing more."""
+
+    def finish(self) -> PairValues:
+        """The cosine of every pair; NaN where the widths differ or a head has no such matrices."""
+        return PairValues(cosines(self._space, [self._pick(self._space.weights(site)) for site in self._space.sites]))
 
 
 def cosines(space: HeadSpace, factors: Sequence[Factors | None]) -> Float[Tensor, "head head"]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from headscope.columns import Column
 from headscope.inspection import notes
+from headscope.matrices import total_parameters
 from headscope.scores import Need
 from headscope.study import Scores, Study, StudyOptions, batches, load_scores
 from headscope.tables import Cell, Table
@@ -36,7 +37,7 @@ def estimate(model: str, data: str | None, options: StudyOptions, measures: Sequ
         passes += sum(site.n_heads for site in study.sites) if Need.ALONE in needs else 0
     cut = batches(study) if study.examples is not None else []
     tokens = sum(sum(batch.lengths) for batch in cut)
-    parameters = sum(parameter.numel() for parameter in study.loaded.model.parameters())
+    parameters = total_parameters(study.loaded.model)
     widest = max((max(batch.lengths) * len(batch) for batch in cut), default=0)
     weights = parameters * study.loaded.model.dtype.itemsize
     rows: list[tuple[str, Cell, str]] = [
@@ -50,10 +51,15 @@ def estimate(model: str, data: str | None, options: StudyOptions, measures: Sequ
         ("seconds", 2.0 * parameters * tokens * passes / flops_per_second(study.loaded.model.device), "s"),
         ("peak_bytes", weights + widest * _width(study), "bytes"),
     ]
+    return estimate_table(rows, study, notes(study, Scores(names, {})))
+
+
+def estimate_table(rows: Iterable[tuple[str, Cell, str]], study: Study, notes: tuple[str, ...]) -> Table:
+    """A report of items, values and units."""
     cells: tuple[dict[str, Cell], ...] = tuple(
         {"item": item, "value": value, "unit": unit} for item, value, unit in rows
     )
-    return Table("estimate", ESTIMATE_COLUMNS, cells, "", study.provenance(), notes(study, Scores(names, {})))
+    return Table("estimate", ESTIMATE_COLUMNS, cells, "", study.provenance(), notes)
 
 
 def _width(study: Study) -> int:

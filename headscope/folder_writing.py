@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 
 from headscope import leftovers
 from headscope.errors import OutputError, UsageError
+from headscope.places import require_parent
 
 _DISK_FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
 _TAKEN = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
@@ -36,7 +37,7 @@ def check_target(target: Path, source: Path | None, *, force: bool) -> None:
         OutputError: its folder is missing or not writable, or no folder can have its name.
     """
     real = _real(target)
-    _check_parent(target, real.parent)
+    require_parent(target, real.parent)
     if not _exists(target, real):
         leftovers.restore(real)
     if source is not None:
@@ -101,15 +102,6 @@ def _exists(target: Path, real: Path) -> bool:
     except OSError as error:
         raise OutputError(f"cannot write {target}: {error.strerror or error}") from None
     return True
-
-
-def _check_parent(target: Path, parent: Path) -> None:
-    if not os.path.exists(parent):
-        raise OutputError(f"cannot write {target}: folder {parent} does not exist", hint=f"mkdir -p {parent}")
-    if not os.path.isdir(parent):
-        raise OutputError(f"cannot write {target}: {parent} is not a folder")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise OutputError(f"cannot write {target}: folder {parent} is not writable")
 
 
 def _check_source(target: Path, real: Path, source: Path) -> None:

@@ -54,14 +54,14 @@ def head_numbers(tensor: Tensor, n_heads: int) -> Tensor | None:
     return None if axis is None else numbers.view([-1 if dim == axis else 1 for dim in range(4)])
 
 
-def context_numbers(call: AttentionCall, shape: Geometry) -> Tensor:
+def context_numbers(call: AttentionCall, n_heads: int) -> Tensor:
     """The head number of each element of the context, broadcastable to it."""
     context = call.context
     if call.on_interface and context.dim() == 4:  # [batch query head width], as the interface returns it
-        axis = 2 if context.shape[2] == shape.n_heads else 1
-        numbers = torch.arange(shape.n_heads, device=context.device)
+        axis = 2 if context.shape[2] == n_heads else 1
+        numbers = torch.arange(n_heads, device=context.device)
         return numbers.view([-1 if dim == axis else 1 for dim in range(4)])
-    numbers = head_numbers(context, shape.n_heads)
+    numbers = head_numbers(context, n_heads)
     assert numbers is not None
     return numbers
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ def probe_inputs(model: PreTrainedModel) -> dict[str, Any]:
         inputs["decoder_input_ids"] = _tokens(config, TARGET_TOKENS, generator)
     if "use_cache" in accepted:
         inputs["use_cache"] = False
-    return _placed(inputs, model)
+    return placed(inputs, model)
 
 
 def _pools_end(model: PreTrainedModel) -> bool:
@@ -94,11 +94,11 @@ def _first(config: PreTrainedConfig, names: tuple[str, ...], default: Any) -> An
     return next((getattr(config, name) for name in names if getattr(config, name, None)), default)
 
 
-def _placed(inputs: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
-    """On the model's device; floating values in the model's own type."""
-    placed: dict[str, Any] = {}
+def placed(inputs: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+    """Inputs on the model's device; floating ones in the model's own type."""
+    found: dict[str, Any] = {}
     for name, value in inputs.items():
         if isinstance(value, Tensor):
             value = value.to(model.device, model.dtype) if value.is_floating_point() else value.to(model.device)
-        placed[name] = value
-    return placed
+        found[name] = value
+    return found

@@ -179,11 +179,11 @@ def outline_layers(shapes: Sequence[SiteShape], tokens: int, value_bytes: int, p
 
 def model_table(study: Study, tokens: int) -> Table:
     """One row for the whole model."""
-    from headscope.matrices import site_shape
+    from headscope.matrices import site_shape, total_parameters
 
     model = study.loaded.model
     shapes = [site_shape(model, site) for site in study.sites]
-    total = sum(parameter.numel() for parameter in model.parameters())
+    total = total_parameters(model)
     architecture = str((model.config.architectures or [type(model).__name__])[0])
     table = outline_model(
         shapes, tokens, study.loaded.value_bytes, study.provenance(), architecture=architecture, total=total

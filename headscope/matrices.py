@@ -52,6 +52,11 @@ def _parameter(model: nn.Module, piece: ParameterSlice) -> Tensor:
     return getattr(model.get_submodule(piece.module), piece.name)
 
 
+def total_parameters(model: nn.Module) -> int:
+    """All parameters of a model; tied ones count once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def parameters_per_head(model: nn.Module, site: Site) -> tuple[int, ...]:
     """Query, output and gate slices of each query head, with the key and value slices at the first head of a group.
 

@@ -14,8 +14,7 @@ from headscope.errors import DeviceError, ModelError, UsageError, nearest
 from headscope.headers import has_safetensors, read_headers, value_bytes
 from headscope.jsonfiles import quote
 from headscope.location import Location, locate
-from headscope.numbers import is_portable
-from headscope.portable import pruned_class
+from headscope.portable import is_portable, pruned_class
 from headscope.reasons import RAISED, configuration_error, first_line, no_bars, quiet, reason
 from headscope.tasks import Task
 from headscope.weights import changed_since_written, check_files, check_keys, non_finite

@@ -15,14 +15,14 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from headscope.heads import Site
-from headscope.portable import ConfigView
+from headscope.portable import ConfigView, carried
 from headscope.reasons import RAISED, first_line, quiet
 from headscope.surgery import KV_COUNT, QUERY_COUNT
 
 
 def native_config(pruned: PreTrainedModel, sites: Sequence[Site]) -> PreTrainedConfig | str:
     """The configuration that describes `pruned`, whose sites are `sites`; or in words why there is none."""
-    recipe: dict[str, Any] = getattr(pruned.config, "headscope", {})
+    recipe = carried(pruned.config)
     counts = {(site.n_heads, site.n_kv_heads, site.d_head) for site in sites}
     if len(counts) > 1 or recipe.get("silent"):
         return "its sites keep different numbers of heads, and a configuration has one number for all"

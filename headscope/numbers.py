@@ -15,7 +15,7 @@ from torch import nn
 from headscope.errors import ModelError
 from headscope.heads import HeadId, Site, SiteId
 from headscope.jsonfiles import quote
-from headscope.portable import find
+from headscope.portable import carried, find
 
 VERSION = 1
 Counts = dict[str, Any]
@@ -53,7 +53,7 @@ def _label(entry: Counts | None, site: Site) -> SiteId:
 
 def _entries(model: nn.Module) -> dict[tuple[str, int], Counts]:
     """The entries of the configuration's numbering by module path in this model, and call."""
-    kept: Any = getattr(getattr(model, "config", None), "headscope", None)
+    kept = carried(getattr(model, "config", None))
     if not kept:
         return {}
     check_recipe(kept)
@@ -64,12 +64,6 @@ def _entries(model: nn.Module) -> dict[tuple[str, int], Counts]:
         if module is not None:
             found[paths[id(module)], entry["call"]] = entry
     return found
-
-
-def is_portable(config: object) -> bool:
-    """Whether heads were removed in a way that the configuration's plain counts cannot say."""
-    recipe = getattr(config, "headscope", None)
-    return isinstance(recipe, dict) and bool(recipe.keys() - {"version", "sites"})
 
 
 def check_recipe(content: object) -> None:

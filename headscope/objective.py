@@ -73,9 +73,6 @@ class Objective:
         self.on_inputs: Callable[[dict[str, Any], Batch], None] | None = None
         if task.vocabulary:
             self.head = split(model, sites, probe_inputs(model))
-        accepted = inspect.signature(model.forward).parameters
-        self._cache = {"use_cache": False} if "use_cache" in accepted else {}
-        self._unread = {"token_type_ids"} - set(accepted)  # tokenizers may make them for models without
 
     def forward(self, batch: Batch) -> Tensor:
         """Run the model for its predictions only: outputs of the predicted positions, `[row class]`, in row order."""
@@ -125,9 +122,7 @@ class Objective:
 
     def _rows(self, batch: Batch, wanted: Wanted) -> _Rows:
         placed = batch.to(self.model.device, self.model.dtype)
-        prepared = self.task.prepare(self.model, placed) if self.task.prepare else placed.inputs
-        inputs: dict[str, Any] = {name: value for name, value in prepared.items() if name not in self._unread}
-        inputs |= self._cache
+        inputs = model_inputs(self.model, self.task, placed)
         if self.on_inputs is not None:
             self.on_inputs(inputs, placed)
         predicted = placed.predicted
@@ -192,6 +187,15 @@ class Objective:
                 f"{what} of example {worst} is not finite in {str(self.model.dtype).removeprefix('torch.')}",
                 hint="use --dtype float32 or bfloat16",
             )
+
+
+def model_inputs(model: PreTrainedModel, task: Task, batch: Batch) -> dict[str, Any]:
+    """What `model.forward` takes for a batch on its device: with what only the model can make, and no cache kept."""
+    inputs = task.prepare(model, batch) if task.prepare else batch.inputs
+    accepted = inspect.signature(model.forward).parameters
+    unread = {"token_type_ids"} - set(accepted)  # tokenizers may make them for models without
+    cache = {"use_cache": False} if "use_cache" in accepted else {}
+    return {name: value for name, value in inputs.items() if name not in unread} | cache
 
 
 def _unchanged(rows: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headscope.comparison import open_studies
-from headscope.estimate import ESTIMATE_COLUMNS, flops_per_second
+from headscope.estimate import estimate_table, flops_per_second
+from headscope.matrices import total_parameters
 from headscope.metrics import choose_metric
 from headscope.study import StudyOptions, batches
 from headscope.tables import Cell, Table
@@ -25,7 +26,7 @@ def outlay(
     cut = batches(first)
     chosen = choose_metric(metric, first.loaded.task, first.loaded.task_name, cut)
     tokens = sum(sum(batch.lengths) for batch in cut)
-    sizes = [sum(parameter.numel() for parameter in study.loaded.model.parameters()) for study in studies]
+    sizes = [total_parameters(study.loaded.model) for study in studies]
     itemsize = first.loaded.model.dtype.itemsize
     config = first.loaded.model.config.get_text_config()
     width = int(config.vocab_size) if first.loaded.task.vocabulary else 0
@@ -46,7 +47,4 @@ def outlay(
         ),
         ("peak_bytes", sum(sizes) * itemsize + widest * (2 * width + streams) * itemsize, "bytes"),
     ]
-    cells: tuple[dict[str, Cell], ...] = tuple(
-        {"item": item, "value": value, "unit": unit} for item, value, unit in rows
-    )
-    return Table("estimate", ESTIMATE_COLUMNS, cells, "", first.provenance(), first.loaded.notes)
+    return estimate_table(rows, first, first.loaded.notes)

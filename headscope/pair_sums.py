@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from headscope import registry
 from headscope.capture import Watch
-from headscope.errors import UsageError, nearest
 from headscope.measures import Evidence, Measure, Outputs, PairSum, PairValues
 from headscope.pairs import HeadSpace
 from headscope.row_store import RowStore
@@ -38,12 +37,7 @@ def load_measures(names: Sequence[str]) -> dict[str, Measure]:
     Raises:
         UsageError: a name is unknown.
     """
-    known = registry.names("measures")
-    wanted = known if "all" in names else list(dict.fromkeys(names))
-    for name in wanted:
-        if name not in known:
-            raise UsageError(f"no measure {name!r}", hint=nearest(name, [*known, "all"]))
-    return registry.load_all("measures", "MEASURE", wanted)
+    return registry.chosen("measures", "MEASURE", names, "measure")
 
 
 class PairSums:

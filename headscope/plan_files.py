@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headscope import manifest
 from headscope.cells import WHOLE, separated
 from headscope.errors import DataError, InvalidPlan, ModelError
 from headscope.formats import Faults
 from headscope.jsonfiles import json_object, quote, read, unique
 from headscope.plan_values import shown
 
-MANIFEST = "headscope.json"
 MOST_BYTES = 64 * 1024**2
 _ROW_COLUMNS = ("site", "heads_before", "heads_after", "kv_before", "kv_after", "removed")
 
@@ -29,7 +29,7 @@ def plan_document(path: Path) -> dict[str, Any]:
         InvalidPlan: it holds neither a plan nor rows of `headscope prune`.
     """
     try:
-        file = path / MANIFEST if path.is_dir() else path
+        file = path / manifest.NAME if path.is_dir() else path
         raw, _ = read(file, MOST_BYTES)
         if raw.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
             return _from_json(json_object(raw.removeprefix(b"\xef\xbb\xbf"), file, unique), file)

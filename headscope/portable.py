@@ -34,17 +34,33 @@ class Pruned:
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        restore(self, getattr(config, "headscope", None) or {})  # type: ignore[arg-type]
+        restore(self, carried(config))  # type: ignore[arg-type]
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """As transformers does it, with the code that loads it, and under the names that the code's classes expect."""
-        recipe = (getattr(self.config, "headscope", None) or {}).keys() - {"version", "sites"}  # type: ignore[attr-defined]
-        if recipe:
+        config: Any = self.config  # type: ignore[attr-defined]
+        if is_portable(config):
             kwargs["save_original_format"] = False
         super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
-        auto_map = getattr(self.config, "auto_map", None)  # type: ignore[attr-defined]
-        if recipe and auto_map:
+        auto_map = getattr(config, "auto_map", None)
+        if is_portable(config) and auto_map:
             (Path(save_directory) / CODE_FILE).write_text(code(auto_map), encoding="utf-8")
+
+
+def carried(config: Any) -> dict[str, Any]:
+    """What a configuration says about removed heads; empty where it says nothing."""
+    return getattr(config, "headscope", None) or {}
+
+
+def is_portable(config: Any) -> bool:
+    """Whether heads were removed in a way that the configuration's plain counts cannot say."""
+    recipe = carried(config)
+    return isinstance(recipe, dict) and bool(recipe.keys() - {"version", "sites"})
+
+
+def arguments_by_name(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a module was called with, under the names of its forward."""
+    return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | dict(kwargs)
 
 
 def pruned_class(original: type) -> type:
@@ -184,7 +200,7 @@ def _cut(tensor: Tensor, piece: Mapping[str, Any]) -> Tensor:
 
 def _forward_hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     names = list(inspect.signature(module.forward).parameters)[: len(args)]
-    both = cut(module, "forward", dict(zip(names, args, strict=False)) | kwargs)
+    both = cut(module, "forward", arguments_by_name(module, args, kwargs))
     return (*(both[name] for name in names), *args[len(names) :]), {name: both[name] for name in kwargs}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headscope.columns import Column
+from headscope.counts import total_heads
 from headscope.pruned import Pruned
 from headscope.publish import site_lines
 from headscope.tables import Cell, Table
@@ -47,7 +48,7 @@ def summary(done: Pruned) -> list[str]:
 
 def _lines(done: Pruned) -> Iterator[str]:
     plan, before, after = done.plan, done.before, done.after
-    total = sum(len(site.heads) for site in plan.sites)
+    total = total_heads(plan.sites)
     verb = "silenced" if done.layout == "masked" else "removed"
     how = {"named": "as named", "scores": "by the scores given", "": "by plan"}.get(
         plan.criterion, f"by {plan.criterion}"

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from headscope.card import Quality
 from headscope.cost import model_summary
 from headscope.heads import Site
-from headscope.matrices import site_shape
+from headscope.matrices import site_shape, total_parameters
 from headscope.plan import Plan
 from headscope.verify import Verification
 
@@ -51,7 +51,7 @@ class Pruned:
 
 def cost(model: PreTrainedModel, sites: Sequence[Site], value_bytes: int) -> Cost:
     """The cost of a model whose checkpoint stores numbers of `value_bytes` bytes; tied weights count once."""
-    total = sum(parameter.numel() for parameter in model.parameters())
+    total = total_parameters(model)
     shapes = [site_shape(model, site) for site in sites]
     summary = model_summary(shapes, total, TOKENS, kv_bytes_per_value=value_bytes)
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())

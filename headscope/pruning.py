@@ -20,9 +20,12 @@ from headscope.examples import collate
 from headscope.folder_writing import check_target
 from headscope.headers import has_safetensors, read_config, read_headers, stored_dtype
 from headscope.heads import Site
-from headscope.layouts import LAYOUTS, SHARD_SIZE, auto_classes
+from headscope.inputs import probe_inputs
+from headscope.layouts import LAYOUTS, auto_classes
+from headscope.matrices import total_parameters
 from headscope.models import LoadedModel, load
 from headscope.native import native_config, native_counts
+from headscope.objective import model_inputs
 from headscope.plan import Plan
 from headscope.pruned import Pruned, cost
 from headscope.publish import Basis, Publication, pad_token, publish
@@ -50,7 +53,7 @@ class PruneOptions:
     layout: str = "auto"
     metric: str | None = None
     eval_data: str | None = None
-    publication: Publication = field(default_factory=lambda: Publication(max_shard_size=SHARD_SIZE))
+    publication: Publication = field(default_factory=Publication)
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:
@@ -91,8 +94,7 @@ class _Pruning:
                     self.notes.append(f"{len(choosing)} examples are too few to hold any out: all choose and judge")
                 choosing, judged = held_out(choosing, options.study.seed)
         self.study = Study(self.loaded, choosing, options.study)
-        self.judging = Study(self.loaded, judged, options.study)
-        self.judging.__dict__["discovery"] = self.study.discovery
+        self.judging = self.study.on(judged)
 
     def run(self, output: Path | None, progress: Progress | None) -> Pruned:
         """Choose, judge, cut and write."""
@@ -194,7 +196,7 @@ class _Pruning:
 
     def _proved_wide(self, model: PreTrainedModel, plan: Plan, inputs: list[Inputs]) -> Verification:
         """Masked = pruned on a copy in float64, or where memory is short in float32; generated tokens too."""
-        size, room = sum(parameter.numel() for parameter in model.parameters()), SHARE * free_memory()
+        size, room = total_parameters(model), SHARE * free_memory()
         if 8 * size > room:
             format = "float32" if 4 * size <= room else str(model.dtype).removeprefix("torch.")
             self.notes.append(f"not proved in float64, for which memory is short, but in {format}")
@@ -255,12 +257,11 @@ class _Pruning:
 
     def _inputs(self, model: PreTrainedModel) -> list[Inputs]:
         """Made-up inputs, and a few examples of the data side by side."""
-        found = [verify.made_up(model)]
+        found: list[Inputs] = [probe_inputs(model)]
         examples = self.judging.examples
         if examples is not None:
             batch = collate(examples.items[:PROOF_EXAMPLES], examples.pads).to(model.device, model.dtype)
-            prepare = self.loaded.task.prepare
-            inputs = verify.accepted(model, prepare(model, batch) if prepare else batch.inputs)
+            inputs = model_inputs(model, self.loaded.task, batch)
             found.append({name: _shortened(name, value) for name, value in inputs.items()})
         return found
 

@@ -16,10 +16,10 @@ from headscope.card import CardFacts, SiteLine
 from headscope.companions import copy_companions
 from headscope.errors import UsageError
 from headscope.folder_writing import new_folder
-from headscope.layouts import save_masked, save_native, save_portable
+from headscope.layouts import SHARD_SIZE, save_masked, save_native, save_portable
 from headscope.manifest import write_manifest
 from headscope.models import LoadedModel
-from headscope.numbers import is_portable
+from headscope.portable import is_portable
 from headscope.provenance import Provenance, versions
 from headscope.pruned import Pruned
 from headscope.verify import Inputs, Verification
@@ -43,7 +43,7 @@ _CHOICES = {"named": "name, by the user", "scores": "scores that the user gave",
 class Publication:
     """How a checkpoint is written."""
 
-    max_shard_size: str
+    max_shard_size: str = SHARD_SIZE
     keep_extra: bool = False
     force: bool = False
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from headscope.heads import Site
 from headscope.numbers import VERSION, Counts
 from headscope.plan import Plan
-from headscope.portable import ConfigView, Silent
+from headscope.portable import ConfigView, Silent, carried
 
 _FOLLOWING = ("nx", "nf", "in_features", "out_features", "num_embeddings", "embedding_dim", "normalized_shape")
 """Sizes that follow from a parameter's shape (`portable.resize`)."""
@@ -50,7 +50,7 @@ def recipe(model: PreTrainedModel, before: Snapshot) -> dict[str, Any]:
     """What `portable.restore` needs to turn the described model into this one, given how the model looked before
     surgery; a recipe that it carried then is continued.
     """
-    earlier = getattr(model.config, "headscope", None) or {}
+    earlier = carried(model.config)
     after = snapshot(model)
     parameters = dict(earlier.get("parameters", {}))
     parameters |= {path: list(shape) for path, shape in after.shapes.items() if before.shapes.get(path) != shape}
@@ -79,7 +79,7 @@ def numbering(model: PreTrainedModel, sites: Sequence[Site], plan: Plan, *, phys
 
     Without `physical`, removed heads are still there with nothing to say.
     """
-    known = {entry["id"]: entry for entry in (getattr(model.config, "headscope", None) or {}).get("sites", ())}
+    known = {entry["id"]: entry for entry in carried(model.config).get("sites", ())}
     present = {str(site.id) for site in sites}
     entries = [entry for label, entry in known.items() if label not in present]
     for site in sites:

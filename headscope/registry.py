@@ -34,6 +34,20 @@ def load(folder: str, name: str, entry: str) -> Any:
     return getattr(module, entry)
 
 
+def chosen(folder: str, entry: str, wanted: Iterable[str], what: str) -> dict[str, Any]:
+    """The entries that a list of names asks for, each once; `all` stands for every one. `what` is what errors call one.
+
+    Raises:
+        UsageError: a name is unknown.
+    """
+    known, listed = names(folder), list(wanted)
+    listed = known if "all" in listed else list(dict.fromkeys(listed))
+    for name in listed:
+        if name not in known:
+            raise UsageError(f"no {what} {name!r}", hint=nearest(name, [*known, "all"]))
+    return load_all(folder, entry, listed)
+
+
 def load_all(folder: str, entry: str, only: Iterable[str] | None = None) -> dict[str, Any]:
     """All entries of a folder, or those named in `only`, by name and in the order given."""
     return {name: load(folder, name, entry) for name in (names(folder) if only is None else only)}

@@ -149,10 +149,7 @@ def _run(study: Study) -> _Gathered:
     reader = RowReader(model, study.sites, [gathered.see], replace=True)
 
     def begin(inputs: dict[str, Any], batch: Batch) -> None:
-        ids, decoded = inputs.get("decoder_input_ids"), batch.predicted
-        if ids is not None and ids.shape != decoded.shape:
-            decoded = inputs["attention_mask"]  # the decoder reads the text itself
-        reader.start(Texts(inputs, decoded, None), len(batch))
+        reader.start(Texts.of(inputs, batch), len(batch))
 
     objective.on_inputs = begin
     with torch.no_grad(), eager_attention(model), reader.reading():

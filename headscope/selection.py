@@ -10,10 +10,12 @@ from typing import Any
 from headscope.boundary import boundaries
 from headscope.capture import gate
 from headscope.choice import Rules, choose, choose_round, possible_counts, removal_order, round_counts, wanted_count
+from headscope.counts import total_heads
 from headscope.criteria import choose_criterion, load_criterion
 from headscope.errors import InvalidPlan, ThresholdError, UsageError
 from headscope.heads import HeadId, Site, parse_heads
 from headscope.plan import Plan, SiteHeads, read_plan, require_removable
+from headscope.portable import carried
 from headscope.score_files import read_scores
 from headscope.study import Study
 from headscope.surgery import gates, is_separable, parameters_left, require_separable
@@ -114,7 +116,7 @@ def select(study: Study, request: Request, trials: Trials | None, *, seed: int =
         found = _Chooser(study, request, seed).choose(trials)
     if not found.plan.removed:
         raise InvalidPlan("nothing is left to remove: all of these heads are gone already")
-    if len(found.plan.removed) == sum(len(site.heads) for site in study.sites):
+    if len(found.plan.removed) == total_heads(found.plan.sites):
         raise InvalidPlan("the plan removes every head of the model")
     require_removable(found.plan, min_heads=request.min_heads, structural=not request.masked)
     if not request.masked:
@@ -149,9 +151,8 @@ def _named(study: Study, request: Request) -> Selection:
 
 def _before_pruning(study: Study) -> list[Site]:
     """The sites with all the heads that they had before any pruning, those among them that have none any more."""
-    recipe: Mapping[str, Any] = getattr(study.loaded.model.config, "headscope", None) or {}
     found = {str(site.id): site for site in study.sites}
-    for entry in recipe.get("sites", ()):
+    for entry in carried(study.loaded.model.config).get("sites", ()):
         site = found.get(entry["id"], study.sites[0])
         label = HeadId.parse(f"{entry['id']}.0").site
         found[entry["id"]] = replace(site, id=label, n_heads=entry["heads"], numbers=())
@@ -202,7 +203,7 @@ class _Chooser:
         gone: tuple[HeadId, ...] = ()
         known: dict[HeadId, float] = {}
         possible = possible_counts(self.able, self.rules) if self.request.rounds > 1 else []
-        total = sum(len(site.heads) for site in self.sites)
+        total = total_heads(self.sites)
         for count in round_counts(goal, self.request.rounds, possible):
             scores = self._scores(gone)
             known |= {head: score for head, score in scores.items() if head not in gone}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from headscope.discovery import evaluating
 from headscope.errors import InvalidPlan
 from headscope.heads import AttentionKind, Site
 from headscope.inputs import probe_inputs
+from headscope.portable import arguments_by_name
 
 
 def output_forms(model: PreTrainedModel, sites: Sequence[Site]) -> dict[str, dict[str, Any]]:
@@ -54,7 +54,7 @@ class _Reader:
 
     def read(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Fill in the items; what a module returns first is what it writes."""
-        given = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
+        given = arguments_by_name(module, args, kwargs)
         items: list[str | None] = []
         for place, item in enumerate(output if isinstance(output, tuple) else ()):
             handed_on = next((name for name, value in given.items() if value is item and item is not None), None)

@@ -15,7 +15,7 @@ from headscope import gated, registry
 from headscope.capture import watch
 from headscope.data import DataOptions, load_examples
 from headscope.discovery import Discovery, find_sites
-from headscope.errors import DeviceError, UsageError, nearest
+from headscope.errors import DeviceError, UsageError
 from headscope.examples import Batch, Examples
 from headscope.heads import Site, SiteId
 from headscope.matrices import head_weights
@@ -86,6 +86,12 @@ class Study:
     def discovery(self) -> Discovery:
         """The model's sites, found by a probe when first asked for."""
         return find_sites(self.loaded.model)
+
+    def on(self, examples: Examples | None) -> Study:
+        """A study of the same model, whose heads are known already, on other examples."""
+        other = Study(self.loaded, examples, self.options)
+        other.discovery = self.discovery
+        return other
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -196,10 +202,7 @@ class Study:
             special = torch.tensor(sorted(self.loaded.tokenizer().all_special_ids), device=model.device)
 
         def begin(inputs: dict[str, Any], batch: Batch) -> None:
-            ids, decoded = inputs.get("decoder_input_ids"), batch.predicted
-            if ids is not None and ids.shape != decoded.shape:
-                decoded = inputs["attention_mask"]  # the decoder reads the text itself
-            reader.start(Texts(inputs, decoded, special), len(batch))
+            reader.start(Texts.of(inputs, batch, special), len(batch))
 
         objective.on_inputs = begin
         return reader
@@ -236,12 +239,7 @@ def load_scores(names: Sequence[str]) -> dict[str, Score]:
     Raises:
         UsageError: a name is unknown.
     """
-    known = registry.names("scores")
-    wanted = known if "all" in names else list(dict.fromkeys(names))
-    for name in wanted:
-        if name not in known:
-            raise UsageError(f"no measure {name!r}", hint=nearest(name, [*known, "all"]))
-    return registry.load_all("scores", "SCORE", wanted)
+    return registry.chosen("scores", "SCORE", names, "measure")
 
 
 def in_halves(run: Callable[[Batch], Result], batch: Batch, notes: list[str]) -> Iterator[tuple[Batch, Result]]:

@@ -19,8 +19,9 @@ from headscope.discovery import evaluating
 from headscope.errors import InvalidPlan, UnsupportedModel
 from headscope.heads import ParameterSlice, Role, Site, SiteId
 from headscope.inputs import probe_inputs
+from headscope.matrices import total_parameters
 from headscope.plan import Plan, require_removable
-from headscope.portable import resize, see_config, silence, slice_arguments
+from headscope.portable import carried, resize, see_config, silence, slice_arguments
 from headscope.recipe import numbering, recipe, snapshot
 from headscope.silence import output_forms
 
@@ -79,8 +80,7 @@ def silence_heads(model: PreTrainedModel, sites: Sequence[Site], plan: Plan) -> 
             columns = [index for index, owner in enumerate(piece.owner) if owner in gone]
             with torch.no_grad():
                 weight.index_fill_(piece.axis, torch.tensor(columns, device=weight.device), 0)
-    earlier = getattr(model.config, "headscope", None) or {}
-    model.config.headscope = earlier | numbering(model, sites, plan, physical=False)
+    model.config.headscope = carried(model.config) | numbering(model, sites, plan, physical=False)
 
 
 def gates(sites: Sequence[Site], plan: Plan) -> dict[SiteId, Tensor]:
@@ -96,7 +96,7 @@ def parameters_left(
     model: PreTrainedModel, sites: Sequence[Site], plan: Plan, edges: Mapping[str, Boundary] | None = None
 ) -> int:
     """Parameters that `model` would have without the plan's heads; `edges` are its `boundaries`, where known."""
-    total = sum(parameter.numel() for parameter in model.parameters())
+    total = total_parameters(model)
     cuts = _cuts(sites, plan)
     edges = boundaries(model, sites) if edges is None else edges
     dropped: dict[tuple[str, str, int], Tensor] = {}

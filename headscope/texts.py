@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headscope.examples import Batch
 from headscope.heads import AttentionKind, Site
 from headscope.patterns import Block
 from headscope.scores import RowBlock
@@ -31,6 +32,14 @@ class Texts:
         self.source = _side(inputs.get("input_ids"), inputs.get("attention_mask"))
         ids = inputs.get("decoder_input_ids")
         self.target = None if ids is None else _side(ids, decoded)
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, Any], batch: Batch, special: Tensor | None = None) -> Texts:
+        """The sequences of a batch as an objective prepared its `inputs`; a decoder may read the text itself."""
+        ids, decoded = inputs.get("decoder_input_ids"), batch.predicted
+        if ids is not None and ids.shape != decoded.shape:
+            decoded = inputs["attention_mask"]
+        return cls(inputs, decoded, special)
 
     def block(self, block: Block, examples: int) -> RowBlock:
         """A block of rows with what stands at its queries and keys; keys that are padding are not visible.

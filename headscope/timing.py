@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 import statistics
 import time
@@ -17,6 +16,7 @@ from transformers import PreTrainedModel
 
 from headscope.errors import DeviceError
 from headscope.examples import Example, Examples, collate
+from headscope.objective import model_inputs
 from headscope.study import memory_errors
 from headscope.tasks import Task
 
@@ -101,11 +101,7 @@ def made_up(model: PreTrainedModel, task: Task, examples: Examples, *, size: int
     """
     longest = max(examples.items, key=lambda example: (example.length, -example.number))
     batch = collate([_resized(longest, task, tokens)] * size, examples.pads).to(model.device, model.dtype)
-    inputs = task.prepare(model, batch) if task.prepare else batch.inputs
-    accepted = inspect.signature(model.forward).parameters
-    unread = {"token_type_ids"} - set(accepted)
-    cache = {"use_cache": False} if "use_cache" in accepted else {}
-    return {name: value for name, value in inputs.items() if name not in unread} | cache
+    return model_inputs(model, task, batch)
 
 
 def _resized(example: Example, task: Task, tokens: int) -> Example:

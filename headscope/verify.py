@@ -6,7 +6,6 @@ files. Every check keeps the largest difference that it saw and what it allows, 
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import subprocess
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
@@ -27,7 +26,7 @@ from headscope import reload
 from headscope.capture import gate
 from headscope.errors import ProofFailed
 from headscope.heads import Site
-from headscope.inputs import probe_inputs
+from headscope.inputs import placed, probe_inputs
 from headscope.plan import Plan
 from headscope.reasons import RAISED
 from headscope.surgery import gates
@@ -97,36 +96,13 @@ class Verification:
 
 def run(model: PreTrainedModel, inputs: Sequence[Inputs]) -> list[Said]:
     """What a model says on each of the inputs, without gradients."""
-    return [reload.outputs(model, _fitting(one, model)) for one in inputs]
+    return [reload.outputs(model, placed(one, model)) for one in inputs]
 
 
 def run_masked(model: PreTrainedModel, sites: Sequence[Site], plan: Plan, inputs: Sequence[Inputs]) -> list[Said]:
     """The same with the plan's heads gated to 0."""
     with gate(model, gates(sites, plan), sites):
         return run(model, inputs)
-
-
-def made_up(model: PreTrainedModel) -> Inputs:
-    """Inputs that reach every site, as the proof of any model needs them."""
-    return probe_inputs(model)
-
-
-def accepted(model: PreTrainedModel, inputs: Inputs) -> Inputs:
-    """Those of the inputs that the model takes: tokenizers make token types for models without."""
-    names = inspect.signature(model.forward).parameters
-    return {name: value for name, value in inputs.items() if name in names or name != "token_type_ids"}
-
-
-def _fitting(inputs: Inputs, model: nn.Module) -> Inputs:
-    """Inputs on the model's device; floating ones in its own type."""
-    parameter = next(model.parameters())
-    placed: Inputs = {}
-    for name, value in inputs.items():
-        if isinstance(value, Tensor):
-            dtype = parameter.dtype if value.is_floating_point() else value.dtype
-            value = value.to(parameter.device, dtype)
-        placed[name] = value
-    return placed
 
 
 def compared(first: Sequence[Said], second: Sequence[Said]) -> float:
@@ -157,7 +133,7 @@ def same_arithmetic(masked: Sequence[Said], pruned: Sequence[Said], model: PreTr
 
 def computes_in_single(model: PreTrainedModel) -> bool:
     """Whether a float64 model turns numbers into float32 on the way (rotary tables and norms of some models do)."""
-    watch, inputs = _Narrowing(), _fitting(probe_inputs(model), model)
+    watch, inputs = _Narrowing(), placed(probe_inputs(model), model)
     with torch.no_grad(), watch:
         model(**inputs)
     return watch.seen
@@ -212,7 +188,7 @@ def _prompt(model: PreTrainedModel) -> Inputs | None:
 def _greedy(model: PreTrainedModel, prompt: Inputs, *, cache: bool) -> Tensor:
     limits = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False, "num_beams": 1}
     with torch.no_grad():
-        return model.generate(**_fitting(prompt, model), **limits, use_cache=cache)  # type: ignore[operator]
+        return model.generate(**placed(prompt, model), **limits, use_cache=cache)  # type: ignore[operator]
 
 
 def _unequal(first: Tensor, second: Tensor) -> float:
@@ -270,7 +246,7 @@ def _in_new_process(
     arguments += [str(model.config._attn_implementation or ""), str(scratch / reload.HASHES)]
     for number, one in enumerate(inputs):
         given, said = scratch / f"inputs-{number}.safetensors", scratch / f"outputs-{number}.safetensors"
-        tensors = {name: torch.as_tensor(value).cpu().contiguous() for name, value in _fitting(one, model).items()}
+        tensors = {name: torch.as_tensor(value).cpu().contiguous() for name, value in placed(one, model).items()}
         save_file(tensors, given)
         arguments += [str(given), str(said)]
     launch(arguments, scratch)

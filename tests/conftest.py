@@ -22,7 +22,13 @@ with install_import_hook(SHAPED, "beartype.beartype"):
     import headscope.scores
     import headscope.scores.weights  # noqa: F401
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+from transformers.utils import logging
+
+from headscope import reload, verify
 
 SAMPLES = Path(__file__).parents[1] / "sample_inputs"
 TEST_FILES = {
@@ -31,6 +37,24 @@ TEST_FILES = {
     "t5-g2p": "test.jsonl",
     "vit-digits": "test.csv",
 }
+
+
+@pytest.fixture
+def own_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Code of checkpoints is copied to a folder of the test, not to the user's cache."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.fixture
+def in_process(own_modules: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Proofs reload in this process, which saves the seconds of starting another; a few tests start one."""
+    monkeypatch.setattr(verify, "launch", lambda arguments, scratch: reload.main(*arguments))
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    yield
+    if bars:
+        logging.enable_progress_bar()
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 import zoo
 from tiny_tokenizers import save, texts, tokenizer, write
@@ -95,6 +96,21 @@ class Opened:
         study = Study(self.study.loaded, self.study.examples, replace(self.study.options, **options))
         study.__dict__["discovery"] = self.study.discovery
         return study.scores(measures)
+
+
+Open = Callable[[str], Opened]
+
+
+def opener(folders: pytest.TempPathFactory) -> Open:
+    """Opens each case once."""
+    known: dict[str, Opened] = {}
+
+    def find(name: str) -> Opened:
+        if name not in known:
+            known[name] = open_case(CASES[name], folders.mktemp(name))
+        return known[name]
+
+    return find
 
 
 def open_case(case: Case, folder: Path, *, limit: int | None = None, **options: Any) -> Opened:

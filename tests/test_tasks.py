@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from task_cases import CASES, LABELLED, Opened, open_case, recipe
+from task_cases import CASES, LABELLED, Open, opener, recipe
 from task_reference import asked, means, reference
 from torch import Tensor
 from torch.testing import assert_close
@@ -17,20 +16,10 @@ from headscope.capture import watch
 from headscope.objective import Objective, Wanted
 from headscope.study import batches
 
-Open = Callable[[str], Opened]
-
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
-    """Opens each case once."""
-    known: dict[str, Opened] = {}
-
-    def find(name: str) -> Opened:
-        if name not in known:
-            known[name] = open_case(CASES[name], tmp_path_factory.mktemp(name))
-        return known[name]
-
-    return find
+    return opener(tmp_path_factory)
 
 
 def measures(name: str) -> tuple[str, ...]:

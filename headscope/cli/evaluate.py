@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from headscope.cli import options as opt
 from headscope.cli.settings import Settings, settings
-from headscope.cli.talk import Talk
 from headscope.errors import UsageError, nearest
 
 _METRICS = "accuracy, f1, token-accuracy, exact-match, perplexity, pearson, r2 or mse"
 
 
+@opt.sharing("plot")
 def evaluate(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Models; the first is the baseline.")],
     data: opt.DataOpt = None,
@@ -28,44 +28,11 @@ def evaluate(
     tokens: Annotated[
         str, typer.Option("--tokens", metavar="N", help="Text length that costs and times are given for.")
     ] = "512",
-    task: opt.TaskOpt = "auto",
-    text_column: opt.TextColumnOpt = None,
-    pair_column: opt.PairColumnOpt = None,
-    label_column: opt.LabelColumnOpt = None,
-    target_column: opt.TargetColumnOpt = None,
-    image_column: opt.ImageColumnOpt = None,
-    audio_column: opt.AudioColumnOpt = None,
-    context_column: opt.ContextColumnOpt = None,
-    answer_column: opt.AnswerColumnOpt = None,
-    config: opt.ConfigOpt = None,
-    split: opt.SplitOpt = None,
-    encoding: opt.EncodingOpt = "utf-8",
-    skip_bad: opt.SkipBadOpt = False,
-    limit: opt.LimitOpt = "512",
-    max_length: opt.MaxLengthOpt = None,
-    on_long: opt.OnLongOpt = None,
-    batch_size: opt.BatchSizeOpt = "auto",
-    parse_special: opt.ParseSpecialOpt = False,
-    revision: opt.RevisionOpt = None,
-    trust_remote_code: opt.TrustOpt = False,
-    allow_pickle: opt.PickleOpt = False,
-    device: opt.DeviceOpt = "auto",
-    dtype: opt.DtypeOpt = "auto",
-    attn_implementation: opt.AttentionOpt = "auto",
-    format: opt.FormatOpt = "auto",
-    output: opt.OutputOpt = None,
-    force: opt.ForceOpt = False,
-    sort: opt.SortOpt = None,
-    top: opt.TopOpt = None,
-    columns: opt.ColumnsOpt = None,
-    dry_run: opt.DryRunOpt = False,
-    seed: opt.SeedOpt = 0,
-    quiet: opt.QuietOpt = False,
-    verbose: opt.VerboseOpt = False,
-    no_progress: opt.NoProgressOpt = False,
+    *,
+    shared: dict[str, Any],
 ) -> None:
     """Judge each MODEL on --data, and how far it is from the first one."""
-    given = settings({**locals(), "model": models[0], "plot": None, "draws": None})
+    given = settings(locals() | shared | {"model": models[0]})
     length = opt.positive("--tokens", tokens) or 512
     sizes = _batch_sizes(speed_batches)
     if data is None:
@@ -74,9 +41,9 @@ def evaluate(
     _foresee(given, metric, speed)
     for model in models:
         replace(given, model=model).check_model()
-    talk = Talk(quiet=quiet, verbose=verbose, bars=not no_progress)
+    talk = given.talk
     timed = sizes if speed else []
-    if dry_run:
+    if given.dry_run:
         from headscope.outlay import outlay
 
         given.report(outlay(models, data, given.study_options(), metric=metric, speed=timed), talk, draw=False)
@@ -110,9 +77,5 @@ def _foresee(given: Settings, metric: str | None, speed: bool) -> None:
 
     if metric is not None and metric not in METRICS:
         raise UsageError(f"no metric {metric!r}", hint=nearest(metric, METRICS))
-    names = [column.name for column in columns_of(speed=speed)]
-    sort = given.raw["sort"]
-    asked = [*(given.shown or []), *([sort.removeprefix("-")] if sort else [])]
-    for name in [] if given.dry_run else asked:
-        if name not in names:
-            raise UsageError(f"no column {name!r} in this report", hint=nearest(name, names))
+    if not given.dry_run:
+        given.require_columns([column.name for column in columns_of(speed=speed)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,7 @@ VIEWS = ("head", "layer", "model")
 _MEASURES = ", ".join([*registry.names("scores"), "all"])
 
 
+@opt.sharing()
 def inspect(
     model: opt.ModelArg,
     data: opt.DataOpt = None,
@@ -46,60 +47,26 @@ def inspect(
     ] = None,
     draws: Annotated[str, typer.Option("--draws", metavar="N", help="Label draws an example for sensitivity.")] = "1",
     tokens: Annotated[str, typer.Option("--tokens", metavar="N", help="Text length that costs are given for.")] = "512",
-    task: opt.TaskOpt = "auto",
-    text_column: opt.TextColumnOpt = None,
-    pair_column: opt.PairColumnOpt = None,
-    label_column: opt.LabelColumnOpt = None,
-    target_column: opt.TargetColumnOpt = None,
-    image_column: opt.ImageColumnOpt = None,
-    audio_column: opt.AudioColumnOpt = None,
-    context_column: opt.ContextColumnOpt = None,
-    answer_column: opt.AnswerColumnOpt = None,
-    config: opt.ConfigOpt = None,
-    split: opt.SplitOpt = None,
-    encoding: opt.EncodingOpt = "utf-8",
-    skip_bad: opt.SkipBadOpt = False,
-    limit: opt.LimitOpt = "512",
-    max_length: opt.MaxLengthOpt = None,
-    on_long: opt.OnLongOpt = None,
-    batch_size: opt.BatchSizeOpt = "auto",
-    parse_special: opt.ParseSpecialOpt = False,
-    revision: opt.RevisionOpt = None,
-    trust_remote_code: opt.TrustOpt = False,
-    allow_pickle: opt.PickleOpt = False,
-    device: opt.DeviceOpt = "auto",
-    dtype: opt.DtypeOpt = "auto",
-    attn_implementation: opt.AttentionOpt = "auto",
-    format: opt.FormatOpt = "auto",
-    output: opt.OutputOpt = None,
-    force: opt.ForceOpt = False,
-    plot: opt.PlotOpt = None,
-    sort: opt.SortOpt = None,
-    top: opt.TopOpt = None,
-    columns: opt.ColumnsOpt = None,
-    dry_run: opt.DryRunOpt = False,
-    seed: opt.SeedOpt = 0,
-    quiet: opt.QuietOpt = False,
-    verbose: opt.VerboseOpt = False,
-    no_progress: opt.NoProgressOpt = False,
+    *,
+    shared: dict[str, Any],
 ) -> None:
     """Describe every attention head of MODEL; with --data, also measure which heads matter."""
-    given = settings(locals())
+    given = settings(locals() | shared)
     length = opt.positive("--tokens", tokens) or 512
-    talk = Talk(quiet=quiet, verbose=verbose, bars=not no_progress)
+    talk = given.talk
     chosen = opt.listed(measures)
     if text is not None or head is not None or target_text is not None:
         show_map(given, talk)
         return
-    _consider(by, chosen, check, structure, plot)
+    _consider(by, chosen, check, structure, shared["plot"])
     relations.consider(given.raw)
     given.check_outputs()
-    if annotations is not None and not dry_run:
+    if annotations is not None and not given.dry_run:
         relations.report(given, talk)
         return
     _foresee(given, by, chosen, check, structure)
     given.check_model()
-    if check and not dry_run:
+    if check and not given.dry_run:
         _check(given, talk)
         return
     table = _table(given, talk, by, chosen, structure=structure, tokens=length)
@@ -123,14 +90,13 @@ def _consider(by: str, measures: list[str] | None, check: bool, structure: bool,
 
 def _foresee(given: Settings, by: str, measures: list[str] | None, check: bool, structure: bool) -> None:
     """Refuse columns and pictures that the report will not have, and measures without data: a run may take hours."""
-    asked = [*(given.shown or []), *([given.raw["sort"].removeprefix("-")] if given.raw["sort"] else [])]
+    asked = given.shown or given.raw["sort"]
     scored = not (check or structure or by == "model" or (by == "layer" and given.data is None and measures is None))
     names = _scored_names(given, by, measures) if scored and (asked or measures or given.raw["plot"]) else None
     if names is None:
         names = _plain_names(by, check, structure)
-    for name in [] if given.dry_run else asked:
-        if name not in names:
-            raise UsageError(f"no column {name!r} in this report", hint=nearest(name, names))
+    if not given.dry_run:
+        given.require_columns(names)
     if given.raw["plot"] and not set(names) & set(DRAWN):
         raise UsageError("--plot needs a measure that gives each head a score", hint="--measures importance")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headscope.cli.settings import Settings
 from headscope.cli.talk import Talk
-from headscope.errors import UsageError, nearest
+from headscope.errors import UsageError
 from headscope.reports import choose_format, emit, use_color
 
 if TYPE_CHECKING:
@@ -56,10 +56,7 @@ def _consider(given: Settings) -> None:
     other += ["--by"] if raw["by"] != "head" else []
     if other:
         raise UsageError(f"--text and {other[0]} ask for two reports", hint="ask for one of them")
-    names = [column.name for column in MAP_COLUMNS]
-    for name in [*(given.shown or []), *([raw["sort"].removeprefix("-")] if raw["sort"] else [])]:
-        if name not in names:
-            raise UsageError(f"no column {name!r} in this report", hint=nearest(name, names))
+    given.require_columns([column.name for column in MAP_COLUMNS])
 
 
 def _title(given: Settings, found: Map) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -78,6 +80,73 @@ NoProgressOpt = Annotated[bool, typer.Option("--no-progress", help="No progress 
 ParseSpecialOpt = Annotated[
     bool, typer.Option("--parse-special", help="Read special-token strings in the data as tokens.")
 ]
+
+
+SHARED: dict[str, tuple[Any, Any]] = {
+    "task": (TaskOpt, "auto"),
+    "text_column": (TextColumnOpt, None),
+    "pair_column": (PairColumnOpt, None),
+    "label_column": (LabelColumnOpt, None),
+    "target_column": (TargetColumnOpt, None),
+    "image_column": (ImageColumnOpt, None),
+    "audio_column": (AudioColumnOpt, None),
+    "context_column": (ContextColumnOpt, None),
+    "answer_column": (AnswerColumnOpt, None),
+    "config": (ConfigOpt, None),
+    "split": (SplitOpt, None),
+    "encoding": (EncodingOpt, "utf-8"),
+    "skip_bad": (SkipBadOpt, False),
+    "limit": (LimitOpt, "512"),
+    "max_length": (MaxLengthOpt, None),
+    "on_long": (OnLongOpt, None),
+    "batch_size": (BatchSizeOpt, "auto"),
+    "parse_special": (ParseSpecialOpt, False),
+    "revision": (RevisionOpt, None),
+    "trust_remote_code": (TrustOpt, False),
+    "allow_pickle": (PickleOpt, False),
+    "device": (DeviceOpt, "auto"),
+    "dtype": (DtypeOpt, "auto"),
+    "attn_implementation": (AttentionOpt, "auto"),
+    "format": (FormatOpt, "auto"),
+    "output": (OutputOpt, None),
+    "force": (ForceOpt, False),
+    "plot": (PlotOpt, None),
+    "sort": (SortOpt, None),
+    "top": (TopOpt, None),
+    "columns": (ColumnsOpt, None),
+    "dry_run": (DryRunOpt, False),
+    "seed": (SeedOpt, 0),
+    "quiet": (QuietOpt, False),
+    "verbose": (VerboseOpt, False),
+    "no_progress": (NoProgressOpt, False),
+}
+"""The options on model, data and report of every command that runs a model, each with its default."""
+
+
+def sharing(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the `SHARED` options behind its own; it takes them all together as its last argument, `shared`.
+
+    Those named in `without` do not exist for it, and have the value of an option that was not given.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[:-1]
+        added = [
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=option)
+            for name, (option, default) in SHARED.items()
+            if name not in without
+        ]
+
+        def run(**given: Any) -> None:
+            values = {name: given.pop(name, default) for name, (_, default) in SHARED.items()}
+            command(**given, shared=values)
+
+        run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
+        run.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
+        run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+        return run
+
+    return decorate
 
 
 def positive(option: str, value: str | None, *, word: str | None = None) -> int | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headscope import registry
 from headscope.cli import options as opt
 from headscope.cli.settings import Settings, settings
-from headscope.cli.talk import Talk
 from headscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ LAYOUTS = ("auto", "native", "portable", "masked")
 _CRITERIA = ", ".join(["auto", *registry.names("criteria")])
 
 
+@opt.sharing("output", "plot")
 def prune(
     model: opt.ModelArg,
     data: opt.DataOpt = None,
@@ -79,57 +79,28 @@ def prune(
         str, typer.Option("--max-shard-size", metavar="5GB", help="Largest file of weights.")
     ] = "5GB",
     keep_extra: Annotated[bool, typer.Option("--keep-extra", help="Copy every other file too.")] = False,
-    task: opt.TaskOpt = "auto",
-    text_column: opt.TextColumnOpt = None,
-    pair_column: opt.PairColumnOpt = None,
-    label_column: opt.LabelColumnOpt = None,
-    target_column: opt.TargetColumnOpt = None,
-    image_column: opt.ImageColumnOpt = None,
-    audio_column: opt.AudioColumnOpt = None,
-    context_column: opt.ContextColumnOpt = None,
-    answer_column: opt.AnswerColumnOpt = None,
-    config: opt.ConfigOpt = None,
-    split: opt.SplitOpt = None,
-    encoding: opt.EncodingOpt = "utf-8",
-    skip_bad: opt.SkipBadOpt = False,
-    limit: opt.LimitOpt = "512",
-    max_length: opt.MaxLengthOpt = None,
-    on_long: opt.OnLongOpt = None,
-    batch_size: opt.BatchSizeOpt = "auto",
-    parse_special: opt.ParseSpecialOpt = False,
-    revision: opt.RevisionOpt = None,
-    trust_remote_code: opt.TrustOpt = False,
-    allow_pickle: opt.PickleOpt = False,
-    device: opt.DeviceOpt = "auto",
-    dtype: opt.DtypeOpt = "auto",
-    attn_implementation: opt.AttentionOpt = "auto",
-    format: opt.FormatOpt = "auto",
-    force: opt.ForceOpt = False,
-    sort: opt.SortOpt = None,
-    top: opt.TopOpt = None,
-    columns: opt.ColumnsOpt = None,
-    dry_run: opt.DryRunOpt = False,
-    seed: opt.SeedOpt = 0,
-    quiet: opt.QuietOpt = False,
-    verbose: opt.VerboseOpt = False,
-    no_progress: opt.NoProgressOpt = False,
+    *,
+    shared: dict[str, Any],
 ) -> None:
     """Remove heads of MODEL and write a smaller checkpoint, proved to compute what the masked model computes."""
-    given = settings({**locals(), "output": None, "plot": None, "draws": "1"})
+    given = settings(locals() | shared)
     _consider(given, compensate)
     options = _options(given)
     given.check_outputs()
-    if not dry_run and folder is not None:
+    output = None if given.dry_run else folder
+    if output is not None:
         from headscope.folder_writing import check_target
 
-        check_target(folder, Path(model), force=force)
+        check_target(output, Path(model), force=shared["force"])
     given.check_model()
-    talk = Talk(quiet=quiet, verbose=verbose, bars=not no_progress)
-    from headscope.prune_report import prune_table, summary
+    talk = given.talk
+    from headscope.prune_report import PRUNE_COLUMNS, prune_table, summary
     from headscope.pruning import prune as run
 
+    if not given.dry_run:
+        given.require_columns([column.name for column in PRUNE_COLUMNS])
     with talk.progress() as progress:
-        done = run(model, data, None if dry_run else folder, options, progress)
+        done = run(model, data, output, options, progress)
     talk.summary(summary(done))
     given.report(prune_table(done), talk, draw=False)
 

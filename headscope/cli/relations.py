@@ -6,7 +6,7 @@ from typing import Any
 
 from headscope.cli.settings import Settings
 from headscope.cli.talk import Talk
-from headscope.errors import UsageError, nearest
+from headscope.errors import UsageError
 
 _OTHERS = ("data", "check", "structure", "text", "measures", "plot")
 
@@ -33,10 +33,7 @@ def report(given: Settings, talk: Talk) -> None:
     from headscope.relations import RELATION_COLUMNS, relation_table
     from headscope.study import Study
 
-    names = [column.name for column in RELATION_COLUMNS]
-    for name in [*(given.shown or []), *([given.raw["sort"].removeprefix("-")] if given.raw["sort"] else [])]:
-        if name not in names:
-            raise UsageError(f"no column {name!r} in this report", hint=nearest(name, names))
+    given.require_columns([column.name for column in RELATION_COLUMNS])
     treebank = read_treebank(given.raw["annotations"], encoding=given.raw["encoding"])
     given.check_model()
     study = Study.open(given.model, None, given.study_options())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,22 @@ class Settings:
     @property
     def dry_run(self) -> bool:
         return bool(self.raw["dry_run"])
+
+    @property
+    def talk(self) -> Talk:
+        """How much to say on stderr."""
+        return Talk(quiet=self.raw["quiet"], verbose=self.raw["verbose"], bars=not self.raw["no_progress"])
+
+    def require_columns(self, names: Sequence[str]) -> None:
+        """Refuse to show or sort by columns that the report will not have: a run may take hours.
+
+        Raises:
+            UsageError: there is no such column.
+        """
+        sort = self.raw["sort"]
+        for name in [*(self.shown or []), *([sort.removeprefix("-")] if sort else [])]:
+            if name not in names:
+                raise UsageError(f"no column {name!r} in this report", hint=nearest(name, names))
 
     def load_options(self) -> LoadOptions:
         """How to load the model."""
@@ -166,7 +183,7 @@ def settings(raw: dict[str, Any]) -> Settings:
         max_length=opt.positive("--max-length", raw["max_length"]),
         on_long=raw["on_long"],
         batch_size=opt.positive("--batch-size", raw["batch_size"], word="auto"),
-        draws=opt.positive("--draws", raw["draws"]) or 1,
+        draws=opt.positive("--draws", raw.get("draws")) or 1,
         top=opt.positive("--top", raw["top"]),
         shown=opt.listed(raw["columns"]),
         raw=raw,

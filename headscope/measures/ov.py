@@ -5,35 +5,21 @@ Biases are left out.
 
 from __future__ import annotations
 
-from headscope.circuits import Factors, circuit, cosines
+from headscope.circuits import Factors, Likeness, circuit
 from headscope.columns import Column
-from headscope.measures import Evidence, Measure, PairValues
-from headscope.pairs import HeadSpace
+from headscope.matrices import HeadWeights
+from headscope.measures import Evidence, Measure
 
 
-class ValueOutput:
-    """Looks at weights only."""
-
-    def __init__(self, space: HeadSpace) -> None:
-        self._space = space
-
-    def add(self, part: object) -> None:
-        """Data show nothing more."""
-
-    def finish(self) -> PairValues:
-        """The cosine of every pair; NaN where the widths differ or a head has no such matrices."""
-        found: list[Factors | None] = []
-        for site in self._space.sites:
-            weights = self._space.weights(site)
-            output = None if weights.output is None else weights.output.transpose(1, 2)  # [head d_model d_value]
-            found.append(circuit(weights.value, output))
-        return PairValues(cosines(self._space, found))
+def _moved(weights: HeadWeights) -> Factors | None:
+    output = None if weights.output is None else weights.output.transpose(1, 2)  # [head d_model d_value]
+    return circuit(weights.value, output)
 
 
 MEASURE = Measure(
     title="ov",
     column=Column("ov", "1", "cosine of the matrices W_v W_o of two heads (biases left out)"),
     evidence=Evidence.WEIGHTS,
-    begin=ValueOutput,
+    begin=lambda space: Likeness(space, _moved),
     least=-1.0,
 )

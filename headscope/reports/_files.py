@@ -7,6 +7,7 @@ import secrets
 from pathlib import Path
 
 from headscope.errors import OutputError, UsageError
+from headscope.places import require_parent
 
 
 def check_output(output: Path | None, force: bool = False) -> None:
@@ -22,13 +23,7 @@ def check_output(output: Path | None, force: bool = False) -> None:
         raise UsageError(f"{output} is a folder, not a file")
     if os.path.exists(output) and not force:
         raise UsageError(f"{output} exists already", hint="pass --force to replace it")
-    parent = _target(output).parent
-    if not os.path.exists(parent):
-        raise OutputError(f"cannot write {output}: folder {parent} does not exist", hint=f"mkdir -p {parent}")
-    if not os.path.isdir(parent):
-        raise OutputError(f"cannot write {output}: {parent} is not a folder")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise OutputError(f"cannot write {output}: folder {parent} is not writable")
+    require_parent(output, _target(output).parent)
 
 
 def write_file(output: Path, data: bytes, force: bool = False) -> None:
