@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from task_cases import CASES, Open, Opened, Row, opener
+from task_cases import CASES, Open, Opened, Row, open_case, opener
 from task_reference import asked, item_of
 from torch import Tensor, nn
 

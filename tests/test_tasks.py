@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from task_cases import CASES, LABELLED, Open, opener, recipe
+from task_cases import CASES, LABELLED, Open, open_case, opener, recipe
 from task_reference import asked, means, reference
 from torch import Tensor
 from torch.testing import assert_close
