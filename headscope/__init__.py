@@ -1,6 +1,7 @@
 """headscope: look at the attention heads of pretrained transformers, and measure which of them matter.
 
     headscope.inspect(model, data)     every head with its measures, as a DataFrame indexed by head
+    headscope.similarity(model, data)  pairs of heads, most alike first, as a DataFrame
     headscope.prune(model, data, out)  a smaller checkpoint without some heads, with a proof
     headscope.load(path)               a model, also a pruned one of any layout
     headscope.evaluate(models, data)   what each model does, costs and differs in, as a DataFrame
@@ -16,9 +17,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headscope.api import check, evaluate, find_sites, inspect, load, prune
+    from headscope.api import check, evaluate, find_sites, inspect, load, prune, similarity
 
-__all__ = ["check", "evaluate", "find_sites", "inspect", "load", "prune"]
+__all__ = ["check", "evaluate", "find_sites", "inspect", "load", "prune", "similarity"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
 
-from headscope import checks, comparison, discovery, inspection, models, pruning
+from headscope import checks, comparison, discovery, inspection, models, pruning, similarity_report
 from headscope.errors import UsageError
 from headscope.heads import Site
 from headscope.layouts import SHARD_SIZE
@@ -16,6 +16,7 @@ from headscope.models import LoadOptions
 from headscope.pruned import Pruned
 from headscope.publish import Publication
 from headscope.selection import Request
+from headscope.similarity import Question, compare_heads, default_measures, open_party
 from headscope.study import Study, StudyOptions
 
 if TYPE_CHECKING:
@@ -79,6 +80,57 @@ def evaluate(
         raise UsageError("evaluate needs a model")
     sizes = tuple(speed_batches) if speed else ()
     return comparison.compare(names, data, options, metric=metric, tokens=tokens, speed=sizes).table.frame()
+
+
+def similarity(
+    model: str,
+    data: str | None = None,
+    *,
+    other: str | None = None,
+    measures: Sequence[str] | None = None,
+    by: str | None = None,
+    top: int | None = None,
+    threshold: float | None = None,
+    head: str | None = None,
+    same_layer: bool = False,
+    exact: bool = False,
+    importance: bool = False,
+    matrix: str | None = None,
+    clusters: int | str | None = None,
+    options: StudyOptions | None = None,
+) -> pandas.DataFrame:
+    """Pairs of heads, most alike first, as `headscope similarity` prints them; `other` is a second model.
+
+    The first of `measures` orders the pairs, or `by`. With `matrix` (a measure) the square matrix instead, with
+    `clusters` (a number or "auto") one row per head with its cluster by the measure `by`.
+
+    Raises:
+        HeadscopeError: a model or the data cannot be used, or a measure needs data that is not given.
+    """
+    if matrix is not None and clusters is not None:
+        raise UsageError("matrix and clusters are two reports")
+    if clusters is not None and (
+        other is not None or (clusters != "auto" and (isinstance(clusters, str) or clusters < 1))
+    ):
+        raise UsageError(f"clusters={clusters!r}: expected a positive number or 'auto', and one model")
+    party = open_party([model] if other is None else [model, other], data, options or StudyOptions())
+    if matrix is not None or clusters is not None:
+        one = matrix or by or (measures or default_measures(data is not None))[0]
+        found = compare_heads(party, Question((one,), exact=True))
+        if matrix is not None:
+            return similarity_report.matrix_table(found).frame()
+        return similarity_report.cluster_table(found, clusters if isinstance(clusters, int) else None).frame()
+    question = Question(
+        tuple(measures or ()),
+        by=by,
+        top=top,
+        threshold=threshold,
+        head=head,
+        same_layer=same_layer,
+        exact=exact,
+        importance=importance,
+    )
+    return similarity_report.pair_table(compare_heads(party, question)).frame()
 
 
 def prune(

@@ -62,7 +62,7 @@ def compare(
         rows, notes = timed.rows, [*notes, *timed.notes]
         sentences.append("masking heads saves no time: only heads that are removed do")
     columns = columns_of(speed=bool(speed))
-    table = Table("evaluate", columns, tuple(rows), "model", _provenance(studies), tuple(dict.fromkeys(notes)))
+    table = Table("evaluate", columns, tuple(rows), "model", joint_provenance(studies), tuple(dict.fromkeys(notes)))
     return Comparison(table, tuple(filter(None, sentences)))
 
 
@@ -82,6 +82,14 @@ def open_studies(models: Sequence[str], data: str, options: StudyOptions) -> lis
             loaded.model.config.get_text_config().pad_token_id = first.examples.pads["input_ids"]
         studies.append(Study(loaded, first.examples, options))
     return studies
+
+
+def joint_provenance(studies: Sequence[Study]) -> Provenance:
+    """That of the first study; names, revisions and digests of all."""
+    each = [study.provenance() for study in studies]
+    names = ("model", "revision", "weights_digest")
+    joined = {name: ", ".join(getattr(one, name) for one in each) for name in names}
+    return replace(each[0], **joined)
 
 
 def _plain(study: Study) -> Run:
@@ -181,14 +189,6 @@ def _speed(timings: Sequence[Timing] | None, index: int) -> dict[str, Cell]:
         "throughput": own.throughput,
         "speedup": first.latency / own.latency,
     }
-
-
-def _provenance(studies: Sequence[Study]) -> Provenance:
-    """That of the first study; names, revisions and digests of all."""
-    each = [study.provenance() for study in studies]
-    names = ("model", "revision", "weights_digest")
-    joined = {name: ", ".join(getattr(one, name) for one in each) for name in names}
-    return replace(each[0], **joined)
 
 
 def _choice(first: LoadedModel, found: Judgement, metric: str | None) -> list[str]:

@@ -79,6 +79,11 @@ class Objective:
         rows = self._rows(batch, Wanted())
         return torch.cat([rows.finish(rows.states[part]) for part in self._parts(rows)])
 
+    def body(self, batch: Batch) -> None:
+        """Run the model for those who watch it; a vocabulary head that can be run apart is left out."""
+        with torch.no_grad():
+            self._rows(batch, Wanted())
+
     def losses(self, batch: Batch) -> Tensor:
         """The loss of each example without gradients, `[example]` in float64; empty without labels.
 

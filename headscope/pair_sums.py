@@ -4,7 +4,7 @@ A pass looks like this; a batch with more attention rows than may be held is run
 
     sums = PairSums(space, load_measures(["attention", "output"]))
     reader = RowReader(model, space.sites, sums.readers, replace=True)
-    with watch(model, space.sites, gradients=False) as seen, sums.watching(model), reader.reading():
+    with watch(model, space.sites, gradients=False) as seen, sums.watching(model, space.sites), reader.reading():
         for batch in batches:
             again = True
             while again:
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from headscope import registry
 from headscope.capture import Watch
+from headscope.heads import Site, SiteId
 from headscope.measures import Evidence, Measure, Outputs, PairSum, PairValues
 from headscope.pairs import HeadSpace
 from headscope.row_store import RowStore
@@ -47,7 +48,7 @@ class PairSums:
         self.space, self.measures = space, measures
         self.sums = {name: measure.begin(space) for name, measure in measures.items()}
         self._rows = RowStore(space)
-        self._windowed: dict[str, int] = {}
+        self._windowed: dict[SiteId, int] = {}
         self._apart = torch.zeros_like(self._rows.apart)
         self.start(Texts({}, None, None), ())
 
@@ -70,20 +71,24 @@ class PairSums:
         self._rows.start(len(numbers))
 
     @contextlib.contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        """Note while the block runs into how many sequences (windows) each site cuts an example."""
-        axes = {site.output: site.batch_axis for site in self.space.sites}
-        handles = [model.get_submodule(path).register_forward_pre_hook(self._note(path, axes[path])) for path in axes]
+    def watching(self, model: nn.Module, sites: Sequence[Site]) -> Iterator[None]:
+        """Note while the block runs into how many sequences (windows) each site of a model cuts an example."""
+        handles = [
+            model.get_submodule(site.output).register_forward_pre_hook(self._note(site))
+            for site in sites
+            if not site.call
+        ]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _note(self, path: str, axis: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def _note(self, site: Site) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def note(module: nn.Module, args: tuple[Any, ...]) -> None:
             if args[0].dim() > 2:  # else tokens of all sequences lie end to end
-                self._windowed[path] = args[0].shape[axis] // max(1, len(self._numbers))
+                for one in (site.id, *site.shared_with):
+                    self._windowed[one] = args[0].shape[site.batch_axis] // max(1, len(self._numbers))
 
         return note
 
@@ -106,7 +111,7 @@ class PairSums:
         for number, site in enumerate(self.space.sites):
             values = seen.records[site.id].output
             if values is not None and not site.mixes_heads:  # else a head's slice of W_o is not what it writes by
-                windows = number if self._windowed.get(site.output, 1) > 1 else None
+                windows = number if self._windowed.get(site.id, 1) > 1 else None
                 groups.setdefault((site.id.stack, windows, values.shape[1]), []).append(number)
         together = torch.zeros_like(self._apart)
         for sites in groups.values():

@@ -21,6 +21,7 @@ from headscope.heads import Site, SiteId
 from headscope.matrices import head_weights
 from headscope.models import LoadedModel, LoadOptions, load
 from headscope.objective import Objective, Wanted
+from headscope.pair_sums import PairSums
 from headscope.provenance import Provenance
 from headscope.reading import RowReader
 from headscope.scores import LABELS, Means, Need, Score
@@ -105,8 +106,16 @@ class Study:
         wanted = ("weights", "importance" if self.examples.labelled else "sensitivity", "attention")
         return tuple(name for name in wanted if name in registry.names("scores"))
 
-    def scores(self, measures: Sequence[str] | None = None, *, progress: Progress | None = None) -> Scores:
+    def scores(
+        self,
+        measures: Sequence[str] | None = None,
+        *,
+        pairs: PairSums | None = None,
+        progress: Progress | None = None,
+    ) -> Scores:
         """Every column of the measures for every head, from one pass over the data (and one a head for `only`).
+
+        The same pass fills the sums of `pairs`, which must be over the sites of this study.
 
         Raises:
             UsageError: a measure is unknown, or needs data or labels that are not there.
@@ -117,7 +126,7 @@ class Study:
         self._allow(chosen, needs)
         sums, loss, notes = ScoreSums(chosen), None, ()
         if needs - {Need.WEIGHTS}:
-            loss, notes = self._pass(sums, chosen, progress or self.progress)
+            loss, notes = self._pass(sums, chosen, pairs, progress or self.progress)
         values: dict[str, dict[SiteId, Tensor]] = {
             column.name: {} for score in chosen.values() for column in score.columns
         }
@@ -142,7 +151,7 @@ class Study:
             )
 
     def _pass(
-        self, sums: ScoreSums, chosen: Mapping[str, Score], progress: Progress | None
+        self, sums: ScoreSums, chosen: Mapping[str, Score], pairs: PairSums | None, progress: Progress | None
     ) -> tuple[float | None, tuple[str, ...]]:
         """One pass over all batches; returns the mean loss (None without labels) and what happened on the way.
 
@@ -164,14 +173,18 @@ class Study:
         labelled = done = 0
         with contextlib.ExitStack() as stack:
             seen = stack.enter_context(watch(model, self.sites))
-            reader = self._reader(objective, chosen, replace=not (wanted.gradient or wanted.draws))
+            reader = self._reader(objective, chosen, pairs, replace=not (wanted.gradient or wanted.draws))
             if reader is not None:
                 stack.enter_context(reader.reading())
+            if pairs is not None:
+                stack.enter_context(pairs.watching(model, self.sites))
             for batch in batches(self):
                 for part, outcome in in_halves(lambda part: objective.run(part, seen, wanted), batch, notes):
                     if alone:
                         outcome.alone = gated.by_site([alone[number] for number in part.numbers], self.sites)
                     sums.add(part, outcome, self.sites, {} if reader is None else reader.sums)
+                    while pairs is not None and pairs.end(seen):
+                        objective.body(part)
                     total += outcome.loss.sum()
                     labelled += len(outcome.loss)
                 done += len(batch)
@@ -190,19 +203,24 @@ class Study:
                 progress(len(found), len(self.examples))
         return found
 
-    def _reader(self, objective: Objective, chosen: Mapping[str, Score], *, replace: bool) -> RowReader | None:
-        """What reads attention rows while the objective runs, if a score wants them."""
+    def _reader(
+        self, objective: Objective, chosen: Mapping[str, Score], pairs: PairSums | None, *, replace: bool
+    ) -> RowReader | None:
+        """What reads attention rows while the objective runs, if a score or a measure of pairs wants them."""
         readers = [score.rows for score in chosen.values() if score.rows is not None]
-        if not readers:
-            return None
+        readers += [] if pairs is None else pairs.readers
         model = self.loaded.model
-        reader = RowReader(model, self.sites, readers, replace=replace)
+        reader = RowReader(model, self.sites, readers, replace=replace) if readers else None
         special: torch.Tensor | None = None
-        if self.loaded.reads == "text":
+        if readers and self.loaded.reads == "text":
             special = torch.tensor(sorted(self.loaded.tokenizer().all_special_ids), device=model.device)
 
         def begin(inputs: dict[str, Any], batch: Batch) -> None:
-            reader.start(Texts.of(inputs, batch, special), len(batch))
+            texts = Texts.of(inputs, batch, special)
+            if reader is not None:
+                reader.start(texts, len(batch))
+            if pairs is not None:
+                pairs.start(texts, batch.numbers)
 
         objective.on_inputs = begin
         return reader

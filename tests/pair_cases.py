@@ -72,7 +72,7 @@ def run(model: PreTrainedModel, batches: Sequence[Inputs], sums: PairSums, *, re
     runs = number = 0
     sites = sums.space.sites
     reader = RowReader(model, sites, sums.readers, replace=replace)
-    with torch.no_grad(), watch(model, sites, gradients=False) as seen, sums.watching(model), reader.reading():
+    with torch.no_grad(), watch(model, sites, gradients=False) as seen, sums.watching(model, sites), reader.reading():
         for inputs in batches:
             seen.batch = size(inputs)
             again = True

@@ -527,7 +527,7 @@ def test_hooks_are_gone_after_a_pass_also_when_it_fails() -> None:
     model = SPECIMENS["bert"].build()
     sums = PairSums(space_of(model), MEASURES)
     before = sum(len(module._forward_pre_hooks) for module in model.modules())
-    with pytest.raises(ZeroDivisionError), sums.watching(model):
+    with pytest.raises(ZeroDivisionError), sums.watching(model, sums.space.sites):
         assert sum(len(module._forward_pre_hooks) for module in model.modules()) > before
         raise ZeroDivisionError
     assert sum(len(module._forward_pre_hooks) for module in model.modules()) == before

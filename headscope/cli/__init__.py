@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 
 import typer
 
-from headscope.cli import env, evaluate, explain, inspect, prune
+from headscope.cli import env, evaluate, explain, inspect, prune, similarity
 from headscope.errors import HeadscopeError, nearest
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("inspect")(inspect.inspect)
+app.command("similarity")(similarity.similarity)
 app.command("prune")(prune.prune)
 app.command("evaluate")(evaluate.evaluate)
 app.command("explain")(explain.explain)

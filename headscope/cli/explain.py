@@ -18,12 +18,13 @@ def explain(
     from headscope.comparison_columns import columns_of
     from headscope.prune_report import PRUNE_COLUMNS
     from headscope.relations import RELATION_COLUMNS
+    from headscope.similarity_report import every_column
 
     tables = (inspection.HEAD_COLUMNS, inspection.LAYER_COLUMNS, inspection.MODEL_COLUMNS)
     more = (inspection.STRUCTURE_COLUMNS, checks.CHECK_COLUMNS, RELATION_COLUMNS)
     scores = [score.columns for score in registry.load_all("scores", "SCORE").values()]
     known: dict[str, list[Column]] = {}
-    for columns in (*tables, *scores, *more, PRUNE_COLUMNS, columns_of(speed=True)):
+    for columns in (*tables, *scores, *more, PRUNE_COLUMNS, columns_of(speed=True), every_column()):
         for found in columns:  # one name may mean different things in different reports
             if found.meaning not in [other.meaning for other in known.setdefault(found.name, [])]:
                 known[found.name].append(found)

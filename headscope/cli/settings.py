@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headscope import registry
@@ -121,8 +122,10 @@ class Settings:
 
             check_picture(plot, force)
 
-    def report(self, table: Table, talk: Talk, *, draw: bool) -> None:
-        """Shape a table as asked, write it, and draw it where that is wanted."""
+    def report(
+        self, table: Table, talk: Talk, *, draw: bool, picture_of: Callable[[Path, bool], None] | None = None
+    ) -> None:
+        """Shape a table as asked, write it, and draw it where that is wanted: heads' scores, or by `picture_of`."""
         from headscope.inspection import heat_map
 
         raw = self.raw
@@ -133,7 +136,11 @@ class Settings:
         emit(shaped, format=raw["format"], output=None if self.dry_run else raw["output"], force=raw["force"])
         if picture is not None and drawn is not None:
             talk.heat_map(picture, drawn, table=self._shows_table())
-        if raw["plot"] is not None and not self.dry_run:
+        if raw["plot"] is None or self.dry_run:
+            return
+        if picture_of is not None:
+            picture_of(raw["plot"], raw["force"])
+        else:
             self._plot(table, picture, drawn)
 
     def shaped(self, table: Table) -> Table:

@@ -91,6 +91,11 @@ def candidates(overlap: Float[Tensor, "head head"], count: int) -> Pairs:
     return Pairs(left, right)
 
 
+def highest(overlap: Float[Tensor, "head head"]) -> Float[Tensor, "head head"]:
+    """The most that `attention` can be, given the overlap (`hellinger`) of the same rows."""
+    return 1 - (1 - overlap - SLACK).clamp_min(0).sqrt()
+
+
 MEASURE = Measure(
     title="attention",
     column=Column(

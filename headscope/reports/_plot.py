@@ -6,7 +6,7 @@ import io
 import math
 import textwrap
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ SETTINGS: dict[Any, Any] = {
     "xtick.labelsize": 8,
     "ytick.labelsize": 8,
 }
-_COLORS = "viridis"
+COLORS = "viridis"
 _MOST_NUMBERS = 400
 """With more heads than this no number is printed in the cells."""
 
@@ -55,6 +55,16 @@ def heatmap(values: Mapping[str, Rows], *, title: str, unit: str, path: Path, fo
         UsageError: the suffix is neither .png nor .svg, or the file exists and `force` is not set.
         OutputError: the file cannot be written.
     """
+    save_picture(lambda: _figure(values, safe_text(title), safe_text(unit)), path, force)
+
+
+def save_picture(figure: Callable[[], Figure], path: Path, force: bool) -> None:
+    """Write the figure that is made under fixed settings; the same values give the same bytes.
+
+    Raises:
+        UsageError: the suffix is neither .png nor .svg, or the file exists and `force` is not set.
+        OutputError: the file cannot be written.
+    """
     from matplotlib import rc_context, rcdefaults
 
     check_picture(path, force)
@@ -64,8 +74,7 @@ def heatmap(values: Mapping[str, Rows], *, title: str, unit: str, path: Path, fo
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         rcdefaults()
         with rc_context(SETTINGS):
-            figure = _figure(values, safe_text(title), safe_text(unit))
-            figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=METADATA[suffix])
+            figure().savefig(buffer, format=suffix[1:], dpi=150, metadata=METADATA[suffix])
     write_file(path, buffer.getvalue(), force)
 
 
@@ -91,7 +100,7 @@ def _figure(values: Mapping[str, Rows], title: str, unit: str) -> Figure:
             _write_numbers(axes, rows, scale)
     extend = "min" if min(finite(values), default=0.0) < 0 else "neither"
     place = {"ax": list(panels), "aspect": 30, "pad": 0.02, "panchor": False}
-    bar = figure.colorbar(ScalarMappable(scale, _COLORS), label=unit, extend=extend, **place)
+    bar = figure.colorbar(ScalarMappable(scale, COLORS), label=unit, extend=extend, **place)
     bar.outline.set_visible(False)
     if any(not math.isfinite(value) for rows in values.values() for row in rows for value in row):
         figure.supxlabel("grey: not measured", fontsize=8)
@@ -124,13 +133,17 @@ def _panel(axes: Axes, name: str, rows: Rows, scale: Any) -> None:
 
 
 def _image(axes: Axes, grid: Any, scale: Any) -> AxesImage:
-    return axes.imshow(grid, cmap=_COLORS, norm=scale, interpolation="nearest")
+    return axes.imshow(grid, cmap=COLORS, norm=scale, interpolation="nearest")
 
 
 def _ticks(count: int) -> list[int]:
     """Every head or layer while there are few, then every second, fifth, tenth, …"""
-    step = next((step for step in (1, 2, 5, 10, 20, 50) if count <= 16 * step), 100)
-    return list(range(0, count, step))
+    return list(range(0, count, step_of(count, 16)))
+
+
+def step_of(count: int, most: int) -> int:
+    """A round step that leaves at most so many of `count` marks."""
+    return next((step for step in (1, 2, 5, 10, 20, 50) if count <= most * step), 100)
 
 
 def _write_numbers(axes: Axes, rows: Rows, scale: Any) -> None:
