@@ -12,11 +12,11 @@ from headscope import checks, comparison, discovery, inspection, models, pruning
 from headscope.errors import UsageError
 from headscope.heads import Site
 from headscope.layouts import SHARD_SIZE
+from headscope.likeness import Question, compare_heads, default_measures, open_party
 from headscope.models import LoadOptions
 from headscope.pruned import Pruned
 from headscope.publish import Publication
 from headscope.selection import Request
-from headscope.similarity import Question, compare_heads, default_measures, open_party
 from headscope.study import Study, StudyOptions
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from headscope.estimate import estimate_table, flops_per_second
 from headscope.inspection import notes
+from headscope.likeness import ATTENTION, Question, open_party
 from headscope.matrices import total_parameters
 from headscope.measures import Evidence
 from headscope.moments import MOMENT_BYTES, SAMPLE_BYTES, moment_bytes
 from headscope.pair_sums import load_measures
-from headscope.similarity import ATTENTION, Question, open_party
 from headscope.study import Scores, StudyOptions, batches
 from headscope.tables import Cell, Table
 

@@ -12,8 +12,8 @@ from headscope.columns import Column
 from headscope.comparison import joint_provenance
 from headscope.errors import UsageError
 from headscope.inspection import notes as study_notes
+from headscope.likeness import ATTENTION, Likeness, default_measures
 from headscope.pair_sums import load_measures
-from headscope.similarity import ATTENTION, Likeness, default_measures
 from headscope.study import Scores
 from headscope.tables import Cell, Table
 

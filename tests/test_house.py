@@ -24,7 +24,7 @@ FLOORS = [
     "study reports/* choice surgery",
     "inspection row_sums maps relations evaluation timing comparison_columns bootstrap alike native verify pairing",
     "checks survey estimate comparison trials pruned",
-    "outlay selection publish similarity",
+    "outlay selection publish likeness",
     "pruning prune_report similarity_report pair_estimate",
     "api",
     "cli/options cli/talk cli/env",

@@ -14,7 +14,7 @@ from headscope.cli.settings import Settings, settings
 from headscope.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from headscope.similarity import Likeness, Question
+    from headscope.likeness import Likeness, Question
 
 PAIRS = ("all", "same-layer")
 _MEASURES = ", ".join([*registry.names("measures"), "all"])
@@ -68,7 +68,7 @@ def similarity(
         given.report(estimate_pairs(models, data, given.study_options(), question), given.talk, draw=False)
         return
     from headscope import similarity_report as reports
-    from headscope.similarity import compare_heads, open_party
+    from headscope.likeness import compare_heads, open_party
 
     talk = given.talk
     party = open_party(models, data, given.study_options())
@@ -113,7 +113,7 @@ def _question(given: Settings) -> Question:
     Raises:
         UsageError: a measure needs data that is not given, or a column does not exist.
     """
-    from headscope.similarity import Question, default_measures, needs_data
+    from headscope.likeness import Question, default_measures, needs_data
     from headscope.similarity_report import CLUSTER_COLUMNS, pair_columns
 
     raw = given.raw

@@ -57,21 +57,17 @@ def divergences(cells: Float[Tensor, "head cell"], wanted: Tensor | None = None)
     """
     count = len(cells)
     half = 0.5 * cells  # of a pair: p/2 + q/2 = m
-    own = _half_p_log_p(cells)
+    half.clamp_min_(torch.finfo(cells.dtype).tiny)  # 0 log 0 is nothing: so small a number changes nothing
+    own = cells.clamp_min(torch.finfo(cells.dtype).tiny).log_().mul_(half)
     total = torch.zeros(count, count, dtype=torch.float64)
     for head in range(count - 1):
         others = slice(head + 1, count) if wanted is None else head + 1 + wanted[head, head + 1 :].nonzero()[:, 0]
         middle = half[others] + half[head]
         if len(middle):
             each = own[others] + own[head]
-            each -= _half_p_log_p(middle).mul_(2)
+            each -= middle.log().mul_(middle)
             total[head, others] = each.sum(dim=1).double().cpu()
     return total + total.T
-
-
-def _half_p_log_p(cells: Tensor) -> Tensor:
-    """½ p ln p, 0 at 0."""
-    return cells.clamp_min(torch.finfo(cells.dtype).tiny).log_().mul_(cells).mul_(0.5)
 
 
 def candidates(overlap: Float[Tensor, "head head"], count: int) -> Pairs:

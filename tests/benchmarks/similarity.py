@@ -30,13 +30,13 @@ from transformers import GPT2Config, GPT2Model
 from headscope.capture import watch
 from headscope.data import DataOptions
 from headscope.discovery import find_sites
+from headscope.likeness import Question, compare_heads, open_party
 from headscope.matrices import head_weights
 from headscope.measures import Evidence, Measure, PairSum, PairValues
 from headscope.measures.attention import Divergence, candidates
 from headscope.pair_sums import PairSums, load_measures
 from headscope.pairing import Party, run
 from headscope.pairs import HeadSpace
-from headscope.similarity import Question, compare_heads, open_party
 from headscope.study import StudyOptions, batches
 from headscope.texts import Texts
 

@@ -1,4 +1,4 @@
-"""Similarity: which heads are alike in what they attend to and in what they write, as pairs, clusters or a matrix.
+"""Likeness: which heads are alike in what they attend to and in what they write, as pairs, clusters or a matrix.
 
 Only pairs that are reported need their exact `attention`. Where the nearest ones or those above a threshold are asked
 for, a first pass bounds it for all pairs by `hellinger`, and a second one measures those that may be among them.
