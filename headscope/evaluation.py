@@ -16,9 +16,10 @@ from torch import Tensor
 from headscope.errors import DataError, UsageError
 from headscope.examples import Batch
 from headscope.losses import Distribution, choices, losses
+from headscope.memory import in_halves
 from headscope.metrics import Metric, Predictions, choose_metric
 from headscope.objective import CHUNK_VALUES
-from headscope.study import Progress, in_halves
+from headscope.study import Progress
 from headscope.tasks import Task
 
 Run = Callable[[Batch], Tensor]

@@ -41,13 +41,15 @@ class Wanted:
 @dataclass
 class Outcome:
     """What one batch gave. `loss` is `[example]`, empty without labels; `gate` is `[batch token head]` of each site,
-    `sampled` is `[draw batch head]`, `alone` is the loss `[batch head]` with one head left in the site.
+    `sampled` is `[draw batch head]`, `alone` is the loss `[batch head]` with one head left in the site, `ablated`
+    what the loss gains without the head.
     """
 
     loss: Tensor
     gate: dict[SiteId, Tensor] = field(default_factory=dict)
     sampled: dict[SiteId, Tensor] = field(default_factory=dict)
     alone: dict[SiteId, Tensor] = field(default_factory=dict)
+    ablated: dict[SiteId, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

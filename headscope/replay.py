@@ -108,9 +108,8 @@ class Replay:
         return (f"{named}: no part of a run can be used again, so every ablation takes a whole pass",)
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[Recording]:
+    def recording(self, seen: Recording) -> Iterator[None]:
         """Record one run of the model, made in the block."""
-        seen = Recording()
         with contextlib.ExitStack() as stack:
             for path, module in self._modules.items():
 
@@ -118,7 +117,7 @@ class Replay:
                     seen.keep(path, args, output)
 
                 stack.callback(module.register_forward_hook(hook).remove)
-            yield seen
+            yield
         seen.settle()
 
     @contextlib.contextmanager
@@ -162,7 +161,8 @@ class Replay:
         return left if returned is wrote else tuple(left if item is wrote else item for item in returned)
 
     def _record(self, inputs: Mapping[str, Any]) -> Recording:
-        with self.recording() as seen:
+        seen = Recording()
+        with self.recording(seen):
             self.model(**inputs)
         return seen
 

@@ -123,7 +123,7 @@ def _outermost(module: nn.Module, head: nn.Module, ran: set[nn.Module]) -> Itera
 
 @contextlib.contextmanager
 def answering(module: nn.Module, answer: Any) -> Iterator[None]:
-    """Let a module return a prepared answer while the block runs; a `forward` set on the instance before is put back."""
+    """Let a module return a prepared answer in the block; a `forward` set on the instance before is put back."""
     before = module.__dict__.get("forward")
     module.forward = lambda *args, **kwargs: answer  # type: ignore[method-assign]
     try:

@@ -30,9 +30,11 @@ class Need(StrEnum):
     """The gate gradient of labels drawn from the model's own prediction."""
     ALONE = "alone"
     """The loss with each head alone in its site: needs labels, and a forward pass for each head."""
+    ABLATED = "ablated"
+    """The change of the loss without each head: needs labels, and about half a forward pass for each head."""
 
 
-LABELS = frozenset({Need.GRADIENT, Need.ALONE})
+LABELS = frozenset({Need.GRADIENT, Need.ALONE, Need.ABLATED})
 """What cannot be seen without labels."""
 
 
@@ -62,7 +64,7 @@ class Evidence:
 
     `gate` is ⟨z, ∂L/∂z⟩ of the task loss, `sampled` the gate gradient of the summed loss of drawn labels, `positions`
     the predicted positions of each example, `rows` what the scores summed over attention rows, `[batch head]` each,
-    `alone` the loss of each example with only that head left in the site.
+    `alone` the loss of each example with only that head left in the site, `ablated` what its loss gains without it.
     """
 
     site: Site
@@ -71,6 +73,7 @@ class Evidence:
     sampled: Float[Tensor, "draw batch head"] | None = None
     rows: Mapping[str, Tensor] | None = None
     alone: Float[Tensor, "batch head"] | None = None
+    ablated: Float[Tensor, "batch head"] | None = None
 
 
 @dataclass(frozen=True)
