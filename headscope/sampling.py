@@ -16,10 +16,8 @@ from numpy.random import Philox
 from torch import Tensor
 
 LEAST = 12
-"""Runs of a quantity from which an interval covers what it should."""
-PILOT = 16
-"""Examples that every quantity is run on first, where the budget allows."""
-BLOCK = 8
+"""Runs of each quantity in the pilot: intervals from fewer are too short."""
+BLOCK = 4
 """Examples that are run at once for all quantities that still want some."""
 
 Run = Callable[[Sequence[int], Sequence[int]], Tensor]
@@ -55,7 +53,7 @@ def estimate(guess: Tensor, run: Run, budget: int, *, seed: int) -> Estimate:
     examples, quantities = guess.shape
     order = numpy.argsort(Philox(key=seed % 2**128).random_raw(examples), kind="stable")
     values = torch.full_like(guess, torch.nan)
-    pilot = min(PILOT, budget, examples)
+    pilot = min(LEAST, examples)
 
     def fill(start: int, stop: int, wanted: Tensor) -> None:
         rows, columns = order[start:stop].tolist(), wanted.nonzero()[:, 0].tolist()

@@ -76,7 +76,8 @@ def only(gates: GateTensors, losses: Callable[[], Sequence[float]]) -> dict[obje
 
 def ablation(gates: GateTensors, losses: Callable[[], Sequence[float]]) -> dict[object, Tensor]:
     """For each head what every example's loss gains while its gate alone is 0, `[example head]`."""
-    base = torch.tensor(losses(), dtype=torch.float64)
+    with torch.no_grad():
+        base = torch.tensor(losses(), dtype=torch.float64)
     columns: dict[object, Tensor] = {}
     for name, leaf in gates.leaves.items():
         changes = []
