@@ -14,8 +14,8 @@ PACKAGE = ROOT / "headscope"
 FLOORS = [
     "portable reload",
     "errors columns shapes heads provenance losses examples rows inputs ownership taps",
-    "metrics places registry devices tables cost naming jsonfiles unpack geometry stacks capture vocabulary tiles memory "
-    "sampling",
+    "metrics places registry devices tables cost naming jsonfiles unpack geometry stacks capture vocabulary tiles "
+    "memory sampling",
     "tasks families",
     "tasks/* families/* fields formats headers matrices objective anatomy patterns conllu criteria plan_values numbers",
     "location discovery outline cells folders leftovers manifest companions card hub_data scores pairs",
