@@ -182,7 +182,7 @@ def without_heads(projection: nn.Module, site: Site, z: Tensor, wrote: Tensor, p
 
     Their share is subtracted where that costs no precision, else the projection runs on the gated input.
     """
-    weight = projection.weight
+    weight: Any = projection.weight
     precise = wrote.dtype in (torch.float32, torch.float64) and isinstance(weight, Tensor)
     if type(projection) in (nn.Linear, Conv1D) and precise and weight.device == z.device:
         channels = torch.tensor([channel for channel, head in enumerate(site.channels) if head in places])

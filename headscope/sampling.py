@@ -2,7 +2,7 @@
 
 The mean of a quantity over all examples is the mean of its guess, which is known for every example, plus the mean of
 what the guess misses, which a random subset tells. A pilot shows how much the guesses miss; the other runs go where
-that varies most (Neyman 1934), so that the summed squared error is least.
+that varies most (Neyman 1934), so that the summed squared error is small.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.random import Philox
 from torch import Tensor
 
 LEAST = 12
-"""Runs of each quantity in the pilot: intervals from fewer are too short."""
-BLOCK = 4
+"""Runs of each quantity in the two pilots: intervals from fewer are too short."""
+BLOCK = 2
 """Examples that are run at once for all quantities that still want some."""
 
 Run = Callable[[Sequence[int], Sequence[int]], Tensor]
@@ -47,33 +47,35 @@ class Estimate:
 def estimate(guess: Tensor, run: Run, budget: int, *, seed: int) -> Estimate:
     """Means over all examples from at most `budget` runs a quantity, on average; `guess` is `[example quantity]`.
 
-    Subsets of all quantities are heads of one random order of the examples, so that runs can share what they share and
-    differences between quantities are told better than the quantities. The pilot decides only how long each subset is.
+    One random order serves all quantities, so that runs share what they can and differences between quantities are
+    told better than the quantities. It is dealt into two streams, each with a pilot: how far a quantity follows one
+    stream is decided by the pilot of the other, so that no mean depends on its own length and none is biased.
     """
     examples, quantities = guess.shape
     order = numpy.argsort(Philox(key=seed % 2**128).random_raw(examples), kind="stable")
+    streams = [torch.from_numpy(order[first::2].copy()) for first in (0, 1)]
     values = torch.full_like(guess, torch.nan)
-    pilot = min(LEAST, examples)
+    half = LEAST // 2
 
-    def fill(start: int, stop: int, wanted: Tensor) -> None:
-        rows, columns = order[start:stop].tolist(), wanted.nonzero()[:, 0].tolist()
-        if rows and columns:
-            values[torch.tensor(rows)[:, None], torch.tensor(columns)] = run(rows, columns).to(values)
+    def fill(rows: Tensor, wanted: Tensor) -> None:
+        columns = wanted.nonzero()[:, 0]
+        if len(rows) and len(columns):
+            values[rows[:, None], columns] = run(rows.tolist(), columns.tolist()).to(values)
 
-    fill(0, pilot, torch.ones(quantities, dtype=torch.bool))
-    runs = shares(_spread(values - guess), pilot, budget, examples)
-    for start in range(pilot, examples, BLOCK):
-        fill(start, start + BLOCK, runs > start)
-    missed = values - guess
-    runs = values.isfinite().sum(dim=0)
-    left = (1 - runs / examples).clamp_min(0)
-    sampling = _spread(missed) * (left / runs).sqrt()
-    return Estimate(
-        mean=guess.mean(dim=0) + missed.nanmean(dim=0),
-        sampling_error=sampling,
-        error=(sampling.square() + _spread(values).square() / examples).sqrt(),
-        runs=runs,
-    )
+    fill(torch.cat([stream[:half] for stream in streams]), torch.ones(quantities, dtype=torch.bool))
+    pilots = [_spread((values - guess)[stream[:half]], guess[stream[:half]], guess) for stream in streams]
+    mean, squared = guess.mean(dim=0), torch.zeros(quantities, dtype=guess.dtype)
+    for stream, other in zip(streams, reversed(pilots), strict=True):
+        counts = shares(other, half, budget // 2, len(stream))
+        for start in range(half, len(stream), BLOCK):
+            fill(stream[start : start + BLOCK], counts > start)
+        share = len(stream) / examples
+        mean = mean + share * (values - guess)[stream].nanmean(dim=0)
+        squared = squared + share**2 * (1 - counts / len(stream)) / counts
+    seen = torch.where(values.isfinite(), guess, torch.nan)
+    sampling = _spread(values - guess, seen, guess) * squared.clamp_min(0).sqrt()
+    error = (sampling.square() + _deviation(values).square() / examples).sqrt()
+    return Estimate(mean, sampling, error, values.isfinite().sum(dim=0))
 
 
 def shares(spread: Tensor, pilot: int, budget: int, examples: int) -> Tensor:
@@ -95,9 +97,18 @@ def shares(spread: Tensor, pilot: int, budget: int, examples: int) -> Tensor:
     return counts(low)
 
 
-def _spread(values: Tensor) -> Tensor:
-    """Standard deviation of each column over its finite rows, `[quantity]`; NaN for a single row."""
+def _spread(missed: Tensor, seen: Tensor, guess: Tensor) -> Tensor:
+    """Standard deviation of what guesses miss, `[quantity]`, not too small where the subset was a tame one.
+
+    Large guesses miss most. Where the guesses `seen` in the subset are smaller than all are, in mean square, the
+    deviation is scaled up by their ratio (a ratio estimate of the variance); never down.
+    """
+    ratio = guess.square().mean(dim=0) / seen.square().nanmean(dim=0)
+    return _deviation(missed) * ratio.nan_to_num(1.0, posinf=1.0).clamp_min(1).sqrt()
+
+
+def _deviation(values: Tensor) -> Tensor:
+    """Standard deviation of each column over its finite rows, two or more, `[quantity]`."""
     finite = values.isfinite()
-    count = finite.sum(dim=0)
     gaps = torch.where(finite, values - values.nanmean(dim=0), 0.0)
-    return torch.where(count > 1, (gaps.square().sum(dim=0) / (count - 1).clamp_min(1)).sqrt(), torch.nan)
+    return (gaps.square().sum(dim=0) / (finite.sum(dim=0) - 1)).sqrt()

@@ -56,7 +56,7 @@ def test_means_are_unbiased_and_intervals_cover() -> None:
     errors = torch.stack([one.mean for one in found]) - truth
     spread = errors.std(dim=0)
     assert bool((errors.mean(dim=0).abs() <= 0.2 * spread + 1e-9).all())
-    assert bool((covered(found, truth) >= 0.88).all()) and float(covered(found, truth).mean()) >= 0.92
+    assert bool((covered(found, truth) >= 0.85).all()) and float(covered(found, truth).mean()) >= 0.92
     claimed = torch.stack([one.sampling_error for one in found]).square().mean(dim=0).sqrt()
     assert_close(claimed[3:], spread[3:], rtol=0.25, atol=0)
     assert float(spread[0]) < 1e-12  # a perfect guess
@@ -68,8 +68,8 @@ def test_runs_go_where_guesses_miss_most_and_none_twice() -> None:
     found = estimate(guess, lookup, 30, seed=3)
     assert_close(lookup.asked.sum(dim=0).long(), found.runs)
     assert float(lookup.asked.max()) == 1
-    assert int(found.runs.sum()) <= 30 * 8 < int(found.runs.sum()) + 8 * 4
-    assert found.runs.tolist() == sorted(found.runs.tolist())
+    assert int(found.runs.sum()) <= 30 * 8 < int(found.runs.sum()) + 8 * 5
+    assert found.runs[:5].max() < found.runs[6] < found.runs[7]
     assert int(found.runs[0]) == LEAST and int(found.runs[-1]) == EXAMPLES
     assert_close(found.mean[-1], values[:, -1].mean())  # all examples: exact
     assert float(found.sampling_error[-1]) == 0
@@ -118,10 +118,12 @@ def test_on_a_real_classifier() -> None:
     wanted = estimate(guess, Lookup(values), 16, seed=5)
     assert_close(sampled.change, wanted.mean, rtol=0, atol=2e-5)
     assert_close(sampled.error, wanted.error, rtol=1e-2, atol=1e-6)
-    found, truth = many(guess, values, 16, 150), values.mean(dim=0)
+    found, truth = many(guess, values, 16, 100), values.mean(dim=0)
     errors = torch.stack([one.mean for one in found]) - truth
-    assert bool((errors.mean(dim=0).abs() <= 0.35 * errors.std(dim=0) + 1e-9).all())  # noise alone is 0.08
+    bias = float(errors.mean(dim=0).square().sum() / errors.square().mean(dim=0).sum())
+    assert bias < 0.03  # noise alone is 0.01
     assert float(covered(found, truth).mean()) >= 0.9
-    plain = many(torch.zeros_like(guess), values, 16, 150)
-    ratio = sum(float((one.mean - truth).square().sum()) for one in plain) / float(errors.square().sum())
+    plain = many(torch.zeros_like(guess), values, 16, 60)
+    worth = sum(float((one.mean - truth).square().sum()) for one in plain) / len(plain)
+    ratio = worth / (float(errors.square().sum()) / len(errors))
     assert ratio > 3
