@@ -67,7 +67,7 @@ def estimate(guess: Tensor, run: Run, budget: int, *, seed: int) -> Estimate:
     mean, squared = guess.mean(dim=0), torch.zeros(quantities, dtype=guess.dtype)
     for stream, other in zip(streams, reversed(pilots), strict=True):
         counts = shares(other, half, budget // 2, len(stream))
-        for start in range(half, len(stream), BLOCK):
+        for start in range(half, int(counts.max()), BLOCK):
             fill(stream[start : start + BLOCK], counts > start)
         share = len(stream) / examples
         mean = mean + share * (values - guess)[stream].nanmean(dim=0)
@@ -88,7 +88,7 @@ def shares(spread: Tensor, pilot: int, budget: int, examples: int) -> Tensor:
         return (pilot + BLOCK * blocks.long()).clamp_max(examples)
 
     low, high = 0.0, examples / max(float(spread[spread > 0].min()), 1e-300) + 1 if bool((spread > 0).any()) else 1.0
-    for _ in range(200):
+    for _ in range(64):
         middle = (low + high) / 2
         if int(counts(middle).sum()) <= budget * len(spread):
             low = middle

@@ -17,7 +17,7 @@ from headscope.objective import Objective
 from headscope.sampling import LEAST, Estimate, estimate, shares
 from headscope.study import Study, StudyOptions, batches
 
-EXAMPLES, SEEDS = 120, 300
+EXAMPLES, SEEDS = 80, 200
 
 
 def table(seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -104,10 +104,10 @@ def test_a_seed_decides_the_subset() -> None:
 def test_on_a_real_classifier() -> None:
     """The sentiment sample: intervals cover, no bias, and the command's numbers are those of the tables."""
     folder = SAMPLES / "sentiment-minilm"
-    data = DataOptions(limit=40, max_length=10)
+    data = DataOptions(limit=40, max_length=8)
     study = Study.open(str(folder), str(folder / "test.jsonl"), StudyOptions(LoadOptions(dtype="float32"), data))
     assert study.examples is not None
-    groups = [[head] for site in study.sites[:3] for head in site.heads]
+    groups = [[head] for site in study.sites[:2] for head in site.heads]
     removals = ablated.removals_of(groups, study.sites)
     changes = study.ablate(groups).changes
     values = torch.stack([changes[item.number] for item in study.examples.items])
@@ -118,10 +118,10 @@ def test_on_a_real_classifier() -> None:
     wanted = estimate(guess, Lookup(values), 16, seed=5)
     assert_close(sampled.change, wanted.mean, rtol=0, atol=2e-5)
     assert_close(sampled.error, wanted.error, rtol=1e-2, atol=1e-6)
-    found, truth = many(guess, values, 16, 100), values.mean(dim=0)
+    found, truth = many(guess, values, 16, 60), values.mean(dim=0)
     errors = torch.stack([one.mean for one in found]) - truth
     bias = float(errors.mean(dim=0).square().sum() / errors.square().mean(dim=0).sum())
-    assert bias < 0.03  # noise alone is 0.01
+    assert bias < 0.05  # noise alone is 0.017
     assert float(covered(found, truth).mean()) >= 0.9
     plain = many(torch.zeros_like(guess), values, 16, 60)
     worth = sum(float((one.mean - truth).square().sum()) for one in plain) / len(plain)
