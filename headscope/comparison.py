@@ -17,11 +17,12 @@ from headscope.headers import has_safetensors, read_headers
 from headscope.inspection import model_table
 from headscope.location import Location
 from headscope.losses import Distribution
+from headscope.memory import memory_errors
 from headscope.metrics import F1, Array
 from headscope.models import LoadedModel, load
 from headscope.objective import Objective
 from headscope.provenance import Provenance
-from headscope.study import Progress, Study, StudyOptions, batches, memory_errors
+from headscope.study import Progress, Study, StudyOptions, batches
 from headscope.tables import Cell, Table
 from headscope.timing import Timing, made_up, matrix_macs, time_models
 

@@ -34,7 +34,9 @@ def estimate(model: str, data: str | None, options: StudyOptions, measures: Sequ
     passes = 0.0
     if study.examples is not None and needs - {Need.WEIGHTS}:
         passes = 1.0 + (Need.GRADIENT in needs) + (options.draws if Need.SAMPLED in needs else 0)
-        passes += sum(site.n_heads for site in study.sites) if Need.ALONE in needs else 0
+        heads = sum(site.n_heads for site in study.sites)
+        passes += heads if Need.ALONE in needs else 0
+        passes += 1 + _ablation_share(study) * heads if Need.ABLATED in needs else 0
     cut = batches(study) if study.examples is not None else []
     tokens = sum(sum(batch.lengths) for batch in cut)
     parameters = total_parameters(study.loaded.model)
@@ -52,6 +54,15 @@ def estimate(model: str, data: str | None, options: StudyOptions, measures: Sequ
         ("peak_bytes", weights + widest * _width(study), "bytes"),
     ]
     return estimate_table(rows, study, notes(study, Scores(names, {})))
+
+
+def _ablation_share(study: Study) -> float:
+    """About how much of a forward pass an ablation runs: what is behind the head's layer, of the examples it is run on.
+
+    A budget also takes a backward pass, which is left out, being one for all heads.
+    """
+    budget, examples = study.options.budget, len(study.examples or ())
+    return 0.55 * (1.0 if budget is None or budget >= examples else budget / examples)
 
 
 def estimate_table(rows: Iterable[tuple[str, Cell, str]], study: Study, notes: tuple[str, ...]) -> Table:

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from headscope.errors import DataError, UsageError
 from headscope.examples import Batch
-from headscope.losses import Distribution, losses, wide
+from headscope.losses import Distribution, choices, losses
+from headscope.memory import in_halves
 from headscope.metrics import Metric, Predictions, choose_metric
 from headscope.objective import CHUNK_VALUES
-from headscope.study import Progress, in_halves
+from headscope.study import Progress
 from headscope.tasks import Task
 
 Run = Callable[[Batch], Tensor]
@@ -130,7 +131,7 @@ def _part(rows: Tensor, first: Tensor, kind: Distribution, batch: Batch, *, labe
         apart.append(empty.new_zeros(len(rows[piece])) if same else divergences(first[piece], rows[piece], kind).cpu())
         if labelled:
             lost.append(losses(rows[piece], targets[piece], kind).double().cpu())
-            said.append((wide(rows[piece])[:, 0] if kind is Distribution.GAUSSIAN else rows[piece].argmax(dim=1)).cpu())
+            said.append(choices(rows[piece], kind).cpu())
     return _Part(
         loss=_means(batch, torch.cat(lost), "loss") if labelled else empty,
         divergence=_means(batch, torch.cat(apart), "divergence"),

@@ -38,6 +38,11 @@ def losses(rows: Tensor, targets: Tensor, distribution: Distribution) -> Tensor:
     return (wide(rows) * targets).sum(dim=-1)
 
 
+def choices(rows: Tensor, distribution: Distribution) -> Tensor:
+    """What each row predicts, `[row]`: its likeliest class, or the number itself."""
+    return wide(rows)[:, 0] if distribution is Distribution.GAUSSIAN else rows.argmax(dim=1)
+
+
 def draw(rows: Tensor, noise: Tensor, distribution: Distribution) -> Tensor:
     """Targets drawn from the model's own prediction; `noise` comes from `uniforms` or `normals` for these rows."""
     if distribution is Distribution.CATEGORICAL:

@@ -17,11 +17,12 @@ from headscope.errors import DataError, ModelError, UsageError
 from headscope.examples import collate
 from headscope.heads import HeadId, Site, parse_heads
 from headscope.inputs import probe_inputs
+from headscope.memory import memory_errors
 from headscope.models import LoadedModel
 from headscope.reading import RowReader
 from headscope.reasons import quiet
 from headscope.scores import RowBlock
-from headscope.study import Study, memory_errors
+from headscope.study import Study
 from headscope.tables import Cell, Table
 from headscope.tasks import Encoder, example, moved_right
 from headscope.texts import Side, Texts

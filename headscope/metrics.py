@@ -58,7 +58,7 @@ class Metric:
     """One metric: `of` makes it from `totals`, which are summed over examples.
 
     `totals` is `[example total]`; `of` takes `[resample total]` and gives `[resample]`, NaN where it is not defined.
-    `library` is scikit-learn's own way to the same number.
+    `library` is scikit-learn's own way to the same number. `apart`: an example's totals do not depend on the others.
     """
 
     name: str
@@ -67,6 +67,12 @@ class Metric:
     of: Callable[[Array], Array]
     higher: bool = True
     library: Callable[[Predictions], float] | None = None
+    apart: bool = True
+
+    @property
+    def of_loss(self) -> bool:
+        """Whether it is made of losses alone, so that no prediction need be kept."""
+        return self.totals is _lost
 
     def value(self, predictions: Predictions) -> float | None:
         """The metric; None where it is not defined (a correlation with a constant)."""
@@ -194,8 +200,8 @@ TOKEN_ACCURACY = Metric(
     "token-accuracy", "share of predicted tokens that are right, over all examples", _right, _ratio, library=_accuracy
 )
 EXACT_MATCH = Metric("exact-match", "share of examples whose every position is predicted right", _all_right, _ratio)
-F1 = Metric("f1", "mean of the classes' F1 (macro)", _class_counts, _mean_f1, library=_class_f1)
-LABEL_F1 = Metric("f1", "mean of the labels' F1 (macro)", _label_counts, _mean_f1, library=_label_f1)
+F1 = Metric("f1", "mean of the classes' F1 (macro)", _class_counts, _mean_f1, library=_class_f1, apart=False)
+LABEL_F1 = Metric("f1", "mean of the labels' F1 (macro)", _label_counts, _mean_f1, library=_label_f1, apart=False)
 PERPLEXITY = Metric(
     "perplexity",
     "exp of the mean negative log-likelihood of all predicted tokens (long examples weigh more, unlike in `loss`)",
@@ -203,8 +209,10 @@ PERPLEXITY = Metric(
     lambda totals: numpy.exp(_ratio(totals)),
     higher=False,
 )
-PEARSON = Metric("pearson", "correlation of predicted and right numbers", _moments, _pearson)
-R2 = Metric("r2", "share of the variance of the right numbers that is explained", _moments, _explained, library=_r2)
+PEARSON = Metric("pearson", "correlation of predicted and right numbers", _moments, _pearson, apart=False)
+R2 = Metric(
+    "r2", "share of the variance of the right numbers that is explained", _moments, _explained, library=_r2, apart=False
+)
 MSE = Metric("mse", "mean squared error", _lost, _ratio, higher=False, library=_mean_squared_error)
 METRICS = {metric.name: metric for metric in (ACCURACY, F1, TOKEN_ACCURACY, EXACT_MATCH, PERPLEXITY, PEARSON, R2, MSE)}
 """Every metric by its name on the command line."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from headscope.errors import DataError
 from headscope.examples import Batch
 from headscope.heads import Site, SiteId
 from headscope.inputs import probe_inputs
-from headscope.losses import Distribution, draw, losses, normals, uniforms
+from headscope.losses import Distribution, choices, draw, losses, normals, uniforms
 from headscope.tasks import Task
 from headscope.vocabulary import VocabularyHead, split
 
@@ -40,13 +41,26 @@ class Wanted:
 @dataclass
 class Outcome:
     """What one batch gave. `loss` is `[example]`, empty without labels; `gate` is `[batch token head]` of each site,
-    `sampled` is `[draw batch head]`, `alone` is the loss `[batch head]` with one head left in the site.
+    `sampled` is `[draw batch head]`, `alone` is the loss `[batch head]` with one head left in the site, `ablated`
+    what the loss gains without the head.
     """
 
     loss: Tensor
     gate: dict[SiteId, Tensor] = field(default_factory=dict)
     sampled: dict[SiteId, Tensor] = field(default_factory=dict)
     alone: dict[SiteId, Tensor] = field(default_factory=dict)
+    ablated: dict[SiteId, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a model said on one batch: the `loss` of each example, `[example]`; of each predicted position, in row
+    order, the loss `lost` and, if asked for, the class or number that was predicted, `[row]` each; on the host.
+    """
+
+    loss: Tensor
+    lost: Tensor
+    predicted: Tensor | None = None
 
 
 @dataclass
@@ -92,6 +106,29 @@ class Objective:
         """
         with torch.no_grad():
             return self._pull(self._rows(batch, Wanted()), batch, Wanted())[0]
+
+    def say(
+        self, batch: Batch, during: AbstractContextManager[Any] | None = None, *, predictions: bool = False
+    ) -> Said:
+        """What the model says on a labelled batch, without gradients; `during` is entered only while its body runs.
+
+        Raises:
+            DataError: a loss is not finite.
+        """
+        kind = self.task.distribution
+        with torch.no_grad():
+            with during or nullcontext():
+                rows = self._rows(batch, Wanted())
+            lost, predicted = [], []
+            for part in self._parts(rows):
+                outputs = rows.finish(rows.states[part])
+                lost.append(losses(outputs, rows.targets[part], kind).cpu().double())
+                if predictions:
+                    predicted.append(choices(outputs, kind).cpu())
+        each = torch.cat(lost)
+        loss = torch.zeros(len(batch), dtype=torch.float64).index_add_(0, rows.example.cpu(), each) / batch.positions
+        self._require_finite(batch, torch.isfinite(loss), "the loss")
+        return Said(loss, each, torch.cat(predicted) if predictions else None)
 
     def run(self, batch: Batch, seen: Watch, wanted: Wanted) -> Outcome:
         """Run a batch under `watch` and make the backward passes that are wanted.

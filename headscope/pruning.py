@@ -23,6 +23,7 @@ from headscope.heads import Site
 from headscope.inputs import probe_inputs
 from headscope.layouts import LAYOUTS, auto_classes
 from headscope.matrices import total_parameters
+from headscope.memory import memory_errors
 from headscope.models import LoadedModel, load
 from headscope.native import native_config, native_counts
 from headscope.objective import model_inputs
@@ -31,7 +32,7 @@ from headscope.pruned import Pruned, cost
 from headscope.publish import Basis, Publication, pad_token, publish
 from headscope.reasons import RAISED, first_line
 from headscope.selection import Request, Selection, select
-from headscope.study import Progress, Study, StudyOptions, memory_errors
+from headscope.study import Progress, Study, StudyOptions
 from headscope.surgery import prune as take_out
 from headscope.surgery import silence_heads
 from headscope.trials import HELD_OUT, Trials, held_out

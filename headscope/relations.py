@@ -20,9 +20,10 @@ from headscope.columns import Column
 from headscope.conllu import Treebank
 from headscope.errors import DataError, ModelError, UsageError
 from headscope.heads import AttentionKind, HeadId, Site, SiteId
+from headscope.memory import memory_errors
 from headscope.reading import RowReader
 from headscope.scores import RowBlock
-from headscope.study import Progress, Study, memory_errors
+from headscope.study import Progress, Study
 from headscope.tables import Cell, Table
 from headscope.texts import Texts
 from headscope.unpack import printable

@@ -15,10 +15,11 @@ from transformers import PreTrainedModel
 from headscope.examples import Batch
 from headscope.heads import ParameterSlice, Role, Site, SiteId
 from headscope.losses import wide
+from headscope.memory import memory_errors
 from headscope.objective import Objective
 from headscope.reading import RowReader
 from headscope.scores import RowBlock
-from headscope.study import Study, batches, memory_errors
+from headscope.study import Study, batches
 from headscope.texts import Texts
 
 EXAMPLES = 32

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headscope import gated, registry
+from headscope.ablated import Ablation, Bench, exact, removals_of, sampled
 from headscope.capture import watch
 from headscope.data import DataOptions, load_examples
 from headscope.discovery import Discovery, find_sites
-from headscope.errors import DeviceError, UsageError
-from headscope.examples import Batch, Examples
-from headscope.heads import Site, SiteId
+from headscope.errors import UsageError
+from headscope.examples import Batch, Example, Examples
+from headscope.heads import HeadId, Site, SiteId
 from headscope.matrices import head_weights
+from headscope.memory import in_halves
+from headscope.metrics import choose_metric
 from headscope.models import LoadedModel, LoadOptions, load
 from headscope.objective import Objective, Wanted
 from headscope.pair_sums import PairSums
 from headscope.provenance import Provenance
 from headscope.reading import RowReader
-from headscope.scores import LABELS, Means, Need, Score
+from headscope.scores import LABELS, Means, Need, Score, Scores
 from headscope.sums import ScoreSums
 from headscope.texts import Texts
 
@@ -32,7 +35,6 @@ CPU_TOKENS = 512
 """Padded tokens in a batch on a CPU, where 256 to 1,024 are fastest."""
 GPU_TOKENS = 16_384
 
-Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
 """Told after each batch how many examples are done, and how many there are."""
 
@@ -46,21 +48,8 @@ class StudyOptions:
     batch_size: int | None = None
     draws: int = 1
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What the measures gave: `values[column][site]` is `[head]` in float64.
-
-    `stability` is the Spearman correlation between the rankings of two random halves of the examples, by column.
-    """
-
-    measures: tuple[str, ...]
-    values: Mapping[str, Mapping[SiteId, Tensor]]
-    stability: Mapping[str, float] = field(default_factory=dict)
-    loss: float | None = None
-    examples: int = 0
-    notes: tuple[str, ...] = ()
+    budget: int | None = None
+    """Examples that an ablated head is run on, on average; None: all."""
 
 
 class Study:
@@ -136,7 +125,8 @@ class Study:
             for score in chosen.values():
                 for column, found in score.finish(site, means).items():
                     values[column][site.id] = found.double().cpu()
-        stability = {score.ranks: sums.stability(score, self.sites) for score in chosen.values() if score.ranks}
+        halved = [one for one in chosen.values() if one.ranks and not (self._samples and Need.ABLATED in one.needs)]
+        stability = {score.ranks: sums.stability(score, self.sites) for score in halved}
         return Scores(names, values, stability, loss, sums.count, notes)
 
     def _allow(self, chosen: Mapping[str, Score], needs: frozenset[Need]) -> None:
@@ -167,8 +157,11 @@ class Study:
         if objective.head is None and self.loaded.task.vocabulary:
             notes.append("the language-model head cannot be run apart from this model: its logits are held whole")
         alone: dict[int, Tensor] = {}
+        ablated: dict[int, Tensor] = {}
         if Need.ALONE in needs:
             alone, progress = self._alone(objective, notes, progress), None
+        if Need.ABLATED in needs:
+            ablated, progress = self._ablated(objective, sums, notes, progress), None
         total = torch.zeros((), dtype=torch.float64)
         labelled = done = 0
         with contextlib.ExitStack() as stack:
@@ -182,6 +175,8 @@ class Study:
                 for part, outcome in in_halves(lambda part: objective.run(part, seen, wanted), batch, notes):
                     if alone:
                         outcome.alone = gated.by_site([alone[number] for number in part.numbers], self.sites)
+                    if ablated:
+                        outcome.ablated = gated.by_site([ablated[number] for number in part.numbers], self.sites)
                     sums.add(part, outcome, self.sites, {} if reader is None else reader.sums)
                     while pairs is not None and pairs.end(seen):
                         objective.body(part)
@@ -202,6 +197,48 @@ class Study:
             if progress is not None:
                 progress(len(found), len(self.examples))
         return found
+
+    def ablate(self, groups: Sequence[Collection[HeadId]], *, progress: Progress | None = None) -> Ablation:
+        """What removing each group of heads at once does to loss and metric; with a budget, an estimate.
+
+        Raises:
+            UsageError: there are no data or no labels, or the budget is too small.
+            KeyError: a head is not one of the model's.
+        """
+        if self.examples is None or not self.examples.labelled:
+            raise UsageError("ablation needs data with labels for this model")
+        objective = Objective(self.loaded.model, self.loaded.task, self.sites)
+        return self._ablation(objective, groups, progress or self.progress)
+
+    def _ablation(
+        self, objective: Objective, groups: Sequence[Collection[HeadId]], progress: Progress | None
+    ) -> Ablation:
+        assert self.examples is not None
+        removals = removals_of(groups, self.sites)
+        bench = Bench(objective, self.examples.items, lambda some: batches(self, some), progress=progress)
+        if self._samples:
+            assert self.options.budget is not None
+            return sampled(bench, removals, self.options.budget, seed=self.options.seed)
+        bench.metric = choose_metric(None, self.loaded.task, self.loaded.task_name, batches(self))
+        return exact(bench, removals)
+
+    @property
+    def _samples(self) -> bool:
+        """Whether a budget lets ablation run on a part of the examples only."""
+        return self.options.budget is not None and self.options.budget < len(self.examples or ())
+
+    def _ablated(
+        self, objective: Objective, sums: ScoreSums, notes: list[str], progress: Progress | None
+    ) -> dict[int, Tensor]:
+        """What each example's loss gains without each head, by its number; under a budget only the means are known."""
+        found = self._ablation(objective, [[head] for site in self.sites for head in site.heads], progress)
+        notes += [note for note in found.notes if note not in notes]
+        whole = {"metric_change": found.metric}
+        whole |= {"change": found.change, "change_error": found.error} if found.estimate is not None else {}
+        for name, values in whole.items():
+            for id, part in gated.by_site([values], self.sites).items():
+                sums.whole.setdefault(id, {})[name] = part[0]
+        return found.changes
 
     def _reader(
         self, objective: Objective, chosen: Mapping[str, Score], pairs: PairSums | None, *, replace: bool
@@ -244,11 +281,12 @@ class Study:
         )
 
 
-def batches(study: Study) -> list[Batch]:
-    """The batches of a study, cut once in a fixed order."""
+def batches(study: Study, some: Sequence[Example] | None = None) -> list[Batch]:
+    """The batches of a study, or of some of its examples, cut once in a fixed order."""
     assert study.examples is not None
     tokens = CPU_TOKENS if study.loaded.model.device.type == "cpu" else GPU_TOKENS
-    return study.examples.batches(study.options.batch_size, tokens=tokens)
+    examples = study.examples if some is None else replace(study.examples, items=tuple(some))
+    return examples.batches(study.options.batch_size, tokens=tokens)
 
 
 def load_scores(names: Sequence[str]) -> dict[str, Score]:
@@ -258,34 +296,3 @@ def load_scores(names: Sequence[str]) -> dict[str, Score]:
         UsageError: a name is unknown.
     """
     return registry.chosen("scores", "SCORE", names, "measure")
-
-
-def in_halves(run: Callable[[Batch], Result], batch: Batch, notes: list[str]) -> Iterator[tuple[Batch, Result]]:
-    """Run a batch, in halves where memory runs out, down to single examples; says so once."""
-    try:
-        with memory_errors():
-            outcome = run(batch)
-    except DeviceError:
-        if len(batch) == 1:
-            raise
-        note = "memory ran out: batches were halved (results do not depend on the batch size)"
-        if note not in notes:
-            notes.append(note)
-    else:
-        yield batch, outcome
-        return
-    for half in batch.halves():
-        yield from in_halves(run, half, notes)
-
-
-@contextlib.contextmanager
-def memory_errors() -> Iterator[None]:
-    """Turn running out of device or host memory into a DeviceError."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise DeviceError(f"out of memory on one example: {str(error).splitlines()[0] if str(error) else ''}") from None
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error) and "out of memory" not in str(error):
-            raise
-        raise DeviceError("out of memory on one example", hint="use --max-length or a smaller --dtype") from None

@@ -26,6 +26,8 @@ class ScoreSums:
     def __init__(self, scores: Mapping[str, Score]) -> None:
         self.scores = scores
         self.counts = [0, 0]
+        self.whole: dict[SiteId, dict[str, Tensor]] = {}
+        """What is known of all examples together only, `[head]` by name; halves do not have it."""
         self._totals: dict[SiteId, dict[str, tuple[Tensor, Tensor]]] = {}
 
     @property
@@ -40,8 +42,8 @@ class ScoreSums:
             self.counts[number % 2] += 1
         for site in sites:
             gate, sampled = outcome.gate.get(site.id), outcome.sampled.get(site.id)
-            read, alone = rows.get(site.id), outcome.alone.get(site.id)
-            evidence = Evidence(site, batch.positions, _host(gate), _host(sampled), read, alone)
+            read, alone, ablated = rows.get(site.id), outcome.alone.get(site.id), outcome.ablated.get(site.id)
+            evidence = Evidence(site, batch.positions, _host(gate), _host(sampled), read, alone, ablated)
             moments: dict[str, Tensor] = {}
             for score in self.scores.values():
                 moments |= score.moments(evidence)
@@ -62,7 +64,8 @@ class ScoreSums:
         """Means over all examples or those of one half, `[head]` by moment; NaN where no example has a value."""
         part = slice(None) if half is None else slice(half, half + 1)
         kept = self._totals.get(site, {})
-        return {name: (total[part].sum(dim=0) / seen[part].sum(dim=0)).cpu() for name, (total, seen) in kept.items()}
+        means = {name: (total[part].sum(dim=0) / seen[part].sum(dim=0)).cpu() for name, (total, seen) in kept.items()}
+        return means | (self.whole.get(site, {}) if half is None else {})
 
     def stability(self, score: Score, sites: Sequence[Site]) -> float:
         """Spearman correlation of the two halves' rankings of all heads; NaN where a half is empty or all are equal."""
@@ -77,9 +80,11 @@ class ScoreSums:
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """Rank correlation; NaN where one side is constant or there are fewer than two heads."""
+    """Rank correlation; NaN where one side is constant, a value is, or there are fewer than two heads."""
     from scipy.stats import rankdata, spearmanr
 
+    if any(value != value for value in (*first, *second)):
+        return float("nan")
     if len(first) < 2 or len(set(rankdata(first))) == 1 or len(set(rankdata(second))) == 1:
         return float("nan")
     return float(spearmanr(first, second)[0])  # type: ignore[arg-type]

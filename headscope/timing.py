@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from headscope.errors import DeviceError
 from headscope.examples import Example, Examples, collate
+from headscope.memory import memory_errors
 from headscope.objective import model_inputs
-from headscope.study import memory_errors
 from headscope.tasks import Task
 
 SECONDS = 10.0

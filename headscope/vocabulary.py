@@ -50,7 +50,7 @@ class VocabularyHead:
         with contextlib.ExitStack() as stack:
             for index, (child, output) in enumerate(self._outputs):
                 answer = _with_hidden(output, rows.unsqueeze(0)) if index == last else output
-                stack.enter_context(_answering(child, answer))
+                stack.enter_context(answering(child, answer))
             result = self.container(*args, **kwargs)
         return _first(result)[0]
 
@@ -122,8 +122,8 @@ def _outermost(module: nn.Module, head: nn.Module, ran: set[nn.Module]) -> Itera
 
 
 @contextlib.contextmanager
-def _answering(module: nn.Module, answer: Any) -> Iterator[None]:
-    """Let a module return a prepared answer; a `forward` set on the instance before is put back."""
+def answering(module: nn.Module, answer: Any) -> Iterator[None]:
+    """Let a module return a prepared answer in the block; a `forward` set on the instance before is put back."""
     before = module.__dict__.get("forward")
     module.forward = lambda *args, **kwargs: answer  # type: ignore[method-assign]
     try:

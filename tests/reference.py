@@ -74,6 +74,22 @@ def only(gates: GateTensors, losses: Callable[[], Sequence[float]]) -> dict[obje
     return columns
 
 
+def ablation(gates: GateTensors, losses: Callable[[], Sequence[float]]) -> dict[object, Tensor]:
+    """For each head what every example's loss gains while its gate alone is 0, `[example head]`."""
+    with torch.no_grad():
+        base = torch.tensor(losses(), dtype=torch.float64)
+    columns: dict[object, Tensor] = {}
+    for name, leaf in gates.leaves.items():
+        changes = []
+        for head in range(len(leaf)):
+            with torch.no_grad():
+                leaf[head] = 0.0
+                changes.append(torch.tensor(losses(), dtype=torch.float64) - base)
+                leaf[head] = 1.0
+        columns[name] = torch.stack(changes, dim=1)
+    return columns
+
+
 def effective_rank(product: Tensor) -> float:
     """exp of the entropy of the normalised singular values of a whole matrix."""
     values = torch.linalg.svdvals(product.double())

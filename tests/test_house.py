@@ -14,13 +14,14 @@ PACKAGE = ROOT / "headscope"
 FLOORS = [
     "portable reload",
     "errors columns shapes heads provenance losses examples rows inputs ownership taps",
-    "metrics places registry devices tables cost naming jsonfiles unpack geometry stacks capture vocabulary tiles",
+    "metrics places registry devices tables cost naming jsonfiles unpack geometry stacks capture vocabulary tiles "
+    "memory sampling",
     "tasks families",
     "tasks/* families/* fields formats headers matrices objective anatomy patterns conllu criteria plan_values numbers",
     "location discovery outline clusters cells folders leftovers manifest companions card hub_data scores pairs",
     "weights boundary silence folder_writing scores/* criteria/* sources reasons texts plan_files measures",
-    "models sums reading gated plan score_files layouts moments row_store circuits",
-    "data reports words counts units recipe measures/* pair_sums",
+    "models sums reading gated replay plan score_files layouts moments row_store circuits",
+    "ablated data reports words counts units recipe measures/* pair_sums",
     "study reports/* choice surgery",
     "inspection row_sums maps relations evaluation timing comparison_columns bootstrap alike native verify pairing",
     "checks survey estimate comparison trials pruned",

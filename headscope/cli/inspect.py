@@ -46,6 +46,10 @@ def inspect(
         str | None, typer.Option("--target-text", metavar="TEXT", help="What the decoder reads; default: it writes.")
     ] = None,
     draws: Annotated[str, typer.Option("--draws", metavar="N", help="Label draws an example for sensitivity.")] = "1",
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", metavar="N", help="Examples that an ablated head is run on, on average; default all."),
+    ] = None,
     tokens: Annotated[str, typer.Option("--tokens", metavar="N", help="Text length that costs are given for.")] = "512",
     *,
     shared: dict[str, Any],

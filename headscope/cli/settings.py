@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headscope.tables import Table
 
 _ROLES = ("text", "pair", "label", "target", "image", "audio", "context", "answer")
-DRAWN = ("importance", "sensitivity", "effect")
+DRAWN = ("importance", "sensitivity", "effect", "ablation")
 """Columns that a picture may show, the first that a report has."""
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
@@ -37,6 +37,7 @@ class Settings:
     on_long: str | None
     batch_size: int | None
     draws: int
+    budget: int | None
     top: int | None
     shown: list[str] | None
     raw: dict[str, Any]
@@ -95,7 +96,12 @@ class Settings:
             parse_special=raw["parse_special"],
         )
         return StudyOptions(
-            load=self.load_options(), data=data, batch_size=self.batch_size, draws=self.draws, seed=raw["seed"]
+            load=self.load_options(),
+            data=data,
+            batch_size=self.batch_size,
+            draws=self.draws,
+            seed=raw["seed"],
+            budget=self.budget,
         )
 
     def check_model(self) -> None:
@@ -191,6 +197,7 @@ def settings(raw: dict[str, Any]) -> Settings:
         on_long=raw["on_long"],
         batch_size=opt.positive("--batch-size", raw["batch_size"], word="auto"),
         draws=opt.positive("--draws", raw.get("draws")) or 1,
+        budget=opt.positive("--budget", raw.get("budget")),
         top=opt.positive("--top", raw["top"]),
         shown=opt.listed(raw["columns"]),
         raw=raw,

@@ -13,7 +13,7 @@ from enum import StrEnum
 from torch import Tensor
 
 from headscope.columns import Column
-from headscope.heads import Site
+from headscope.heads import Site, SiteId
 from headscope.matrices import HeadWeights
 from headscope.shapes import Bool, Float, Int
 
@@ -30,9 +30,11 @@ class Need(StrEnum):
     """The gate gradient of labels drawn from the model's own prediction."""
     ALONE = "alone"
     """The loss with each head alone in its site: needs labels, and a forward pass for each head."""
+    ABLATED = "ablated"
+    """The change of the loss without each head: needs labels, and about half a forward pass for each head."""
 
 
-LABELS = frozenset({Need.GRADIENT, Need.ALONE})
+LABELS = frozenset({Need.GRADIENT, Need.ALONE, Need.ABLATED})
 """What cannot be seen without labels."""
 
 
@@ -62,7 +64,7 @@ class Evidence:
 
     `gate` is ⟨z, ∂L/∂z⟩ of the task loss, `sampled` the gate gradient of the summed loss of drawn labels, `positions`
     the predicted positions of each example, `rows` what the scores summed over attention rows, `[batch head]` each,
-    `alone` the loss of each example with only that head left in the site.
+    `alone` the loss of each example with only that head left in the site, `ablated` what its loss gains without it.
     """
 
     site: Site
@@ -71,6 +73,7 @@ class Evidence:
     sampled: Float[Tensor, "draw batch head"] | None = None
     rows: Mapping[str, Tensor] | None = None
     alone: Float[Tensor, "batch head"] | None = None
+    ablated: Float[Tensor, "batch head"] | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,21 @@ class Score:
     ranks: str = ""
     rows: Callable[[RowBlock], dict[str, Tensor]] | None = None
     """Sums over the real queries of a block, `[sequence head]` each, for scores that look at attention rows."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the measures gave: `values[column][site]` is `[head]` in float64.
+
+    `stability` is the Spearman correlation between the rankings of two random halves of the examples, by column.
+    """
+
+    measures: tuple[str, ...]
+    values: Mapping[str, Mapping[SiteId, Tensor]]
+    stability: Mapping[str, float] = field(default_factory=dict)
+    loss: float | None = None
+    examples: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def nothing(evidence: Evidence) -> dict[str, Tensor]:

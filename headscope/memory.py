@@ -1,0 +1,45 @@
+"""Running out of memory: a batch is tried in halves, down to single examples, and what is left is an error."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+
+from headscope.errors import DeviceError
+from headscope.examples import Batch
+
+Result = TypeVar("Result")
+
+
+def in_halves(run: Callable[[Batch], Result], batch: Batch, notes: list[str]) -> Iterator[tuple[Batch, Result]]:
+    """Run a batch, in halves where memory runs out, down to single examples; says so once."""
+    try:
+        with memory_errors():
+            outcome = run(batch)
+    except DeviceError:
+        if len(batch) == 1:
+            raise
+        note = "memory ran out: batches were halved (results do not depend on the batch size)"
+        if note not in notes:
+            notes.append(note)
+    else:
+        yield batch, outcome
+        return
+    for half in batch.halves():
+        yield from in_halves(run, half, notes)
+
+
+@contextlib.contextmanager
+def memory_errors() -> Iterator[None]:
+    """Turn running out of device or host memory into a DeviceError."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise DeviceError(f"out of memory on one example: {str(error).splitlines()[0] if str(error) else ''}") from None
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error) and "out of memory" not in str(error):
+            raise
+        raise DeviceError("out of memory on one example", hint="use --max-length or a smaller --dtype") from None
