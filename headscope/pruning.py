@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from headscope import verify
@@ -28,8 +27,8 @@ from headscope.objective import model_inputs
 from headscope.plan import Plan
 from headscope.pruned import Pruned, cost
 from headscope.publish import Basis, Publication, pad_token, publish
-from headscope.repair import Mender, Repair, applied, write
 from headscope.reasons import RAISED, first_line
+from headscope.repair import Mender, Repair, applied, write
 from headscope.selection import Request, Selection, select
 from headscope.stored import as_stored, stored_format
 from headscope.study import Progress, Study, StudyOptions, memory_errors

@@ -207,9 +207,7 @@ class _Fitting:
 class Mender:
     """Repairs plans by the same examples and settings; the last repair is kept, since it is often asked for twice."""
 
-    def __init__(
-        self, study: Study, *, ridges: Sequence[float] = RIDGES, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, study: Study, *, ridges: Sequence[float] = RIDGES, dtype: torch.dtype | None = None) -> None:
         self.study, self.ridges, self.dtype = study, ridges, dtype
         self._removed: tuple[HeadId, ...] | None = None
         self._last: Repair | None = None

@@ -21,6 +21,7 @@ from headscope.score_files import read_scores
 from headscope.study import Study
 from headscope.surgery import gates, is_separable, parameters_left, require_separable
 from headscope.trials import Trials
+from headscope.units import blocks
 
 __all__ = ["LOOK_AHEAD", "Request", "Selection", "most", "select"]
 
@@ -169,7 +170,9 @@ class _Chooser:
         plan = Plan(self.sites, tuple(sorted(gone)))
         less = gate(self.study.loaded.model, gates(self.study.sites, plan), self.study.sites)
         with less if self.mender is None else self.mender.mended(plan):
-            return criterion.scores(self.study, self.seed)
+            if criterion.greedy is None:
+                return criterion.scores(self.study, self.seed)
+            return criterion.greedy(self.study, self.seed, blocks(self.sites, self.rules, gone=gone))
 
     def _search(self, scores: Mapping[HeadId, float], trials: Trials | None) -> tuple[HeadId, ...]:
         steps = removal_order(self.able, scores, self.rules)

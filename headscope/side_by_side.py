@@ -76,10 +76,12 @@ class SideBySide:
         for site, full, part in zip(sites, whole, less, strict=False):
             z = Layout(site).heads(part.read, len(batch))
             z = z[:, :, torch.tensor(places, device=z.device)].flatten(2)  # [batch token feature]
-            real = self._real(site, z)
+            real = self._texts.real(site, z)
             features.append(z[real])
             real = real.to(exact(z[:0]).device)
-            lacks.append((exact(_rows(site, full.wrote, len(batch))) - exact(_rows(site, part.wrote, len(batch))))[real])
+            lacks.append(
+                (exact(_rows(site, full.wrote, len(batch))) - exact(_rows(site, part.wrote, len(batch))))[real]
+            )
         if not features:
             return None
         return Moments.of(torch.cat(features), torch.cat(lacks), constant=constant)
@@ -100,13 +102,6 @@ class SideBySide:
         finally:
             handle.remove()
         return found
-
-    def _real(self, site: Site, values: Tensor) -> Tensor:
-        """Which tokens are no padding, `[batch token]`; all where the site's sequence is no text of the batch."""
-        side = self._texts.queries(site)
-        if side is not None and side.real.shape == values.shape[:2]:
-            return side.real.to(values.device)
-        return torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
 
 
 def _rows(site: Site, raw: Tensor, batch: int) -> Tensor:
