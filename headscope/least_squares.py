@@ -65,16 +65,16 @@ class Moments:
 
 @dataclass(frozen=True)
 class Fit:
-    """The change that left the smallest error on held-out tokens, its ridge, and that error before and after."""
+    """The new map that left the smallest error on held-out tokens, its ridge, and that error before and after."""
 
-    change: Tensor
+    map: Tensor
     ridge: float
     before: float
     after: float
 
 
 def best(fitting: Moments, held: Moments, ridges: Sequence[float], start: Tensor, *, dtype: torch.dtype) -> Fit | None:
-    """The change by one of the ridges that lowers the held-out error most; None where none lowers it.
+    """The map changed with the ridge that lowers the held-out error most; None where none lowers it.
 
     `start` is the map that is changed, `[feature d_model]`: errors are of the changed map as `dtype` holds it.
     """
@@ -83,10 +83,10 @@ def best(fitting: Moments, held: Moments, ridges: Sequence[float], start: Tensor
         change = fitting.change(ridge)
         if change is None:
             return None
-        change = (start + change).to(dtype).double() - start
-        error = held.error(change)
+        new = (start + change).to(dtype).double()
+        error = held.error(new - start)
         if error < (held.lack if found is None else found.after):
-            found = Fit(change, ridge, held.lack, error)
+            found = Fit(new, ridge, held.lack, error)
     return found
 
 

@@ -159,7 +159,7 @@ class _Fitting:
         found = best(fitting, held, self.ridges, start.to(fitting.products.device), dtype=self.dtype)
         if found is None:
             return None
-        new = start + found.change.cpu()
+        new = found.map.cpu()
         return SiteRepair(
             site=site.id,
             heads=tuple(site.heads[place] for place in places),

@@ -21,7 +21,7 @@ from headscope.objective import Objective
 from headscope.plan import Plan
 from headscope.repair import Repair, applied
 
-ROWS = 48
+ROWS = 40
 _CASES = CASES | {
     "masked-albert": Case("masked-lm", recipe("albert", "AlbertForMaskedLM"), {}, [], CASES["masked"].ask, "bart"),
     "mixed-bitnet": replace(CASES["causal-llama"], recipe=recipe("bitnet", "BitNetForCausalLM", pad_token_id=None)),
