@@ -7,7 +7,7 @@ as soon as the projection has run, and nothing is kept of a batch but its moment
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,13 +48,15 @@ class SideBySide:
 
     def order(self, batch: Batch) -> list[str]:
         """The paths of the output projections in the order in which they first run on a batch."""
-        model, found = self.objective.model, dict[str, None]()
+        model = self.objective.model
+        found: dict[str, None] = {}
+
+        def noting(path: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+            return lambda module, args: found.setdefault(path)
+
         with contextlib.ExitStack() as stack, torch.no_grad():
             for path in {site.output for site in self.objective.sites}:
-                hook = model.get_submodule(path).register_forward_pre_hook(
-                    lambda module, args, path=path: found.setdefault(path)
-                )
-                stack.callback(hook.remove)
+                stack.callback(model.get_submodule(path).register_forward_pre_hook(noting(path)).remove)
             self.objective.forward(batch)
         return list(found)
 
