@@ -154,6 +154,7 @@ def prune(
     layout: str = "auto",
     metric: str | None = None,
     eval_data: str | None = None,
+    compensate: bool | None = None,
     max_shard_size: str = SHARD_SIZE,
     keep_extra: bool = False,
     force: bool = False,
@@ -162,7 +163,8 @@ def prune(
     """Remove heads and write the verified checkpoint `output`, as `headscope prune` does; without it, only plan.
 
     Exactly one of `ratio`, `heads`, `plan`, `keep_metric`, `max_loss_increase` and `target_parameters` says how many.
-    The result holds the `plan`, the costs and the quality before and after, and the proof (`verification`).
+    `compensate` refits what the heads that stay write by (default: where there is `data`). The result holds the `plan`,
+    the costs and the quality before and after, with and without repair (`verdict`), and the proof (`verification`).
 
     Raises:
         HeadscopeError: the request cannot be met, or the proof failed; nothing is left on disk then.
@@ -189,6 +191,7 @@ def prune(
         layout=layout,
         metric=metric,
         eval_data=eval_data,
+        compensate=compensate,
         publication=Publication(max_shard_size, keep_extra=keep_extra, force=force),
     )
     return pruning.prune(model, data, None if output is None else Path(output), wanted)

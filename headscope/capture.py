@@ -33,6 +33,8 @@ class Record:
     """Head outputs z, `[batch token head d_value]`, detached."""
     gate_gradient: Float[Tensor, "batch token head"] | None = None
     """⟨z, ∂L/∂z⟩ of the last backward pass, `[batch token head]`, float32 or wider; L is a sum over examples."""
+    pull: Float[Tensor, "batch token head d_value"] | None = None
+    """∂L/∂z itself, `[batch token head d_value]`, where it was asked for."""
 
 
 @dataclass
@@ -44,8 +46,8 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watch(model: nn.Module, sites: Sequence[Site], *, gradients: bool = True) -> Iterator[Watch]:
-    """Fill records while the block runs: outputs in the forward pass, gate gradients in each backward pass.
+def watch(model: nn.Module, sites: Sequence[Site], *, gradients: bool = True, pulls: bool = False) -> Iterator[Watch]:
+    """Fill records while the block runs: outputs in the forward pass, gate gradients (and pulls) in each backward pass.
 
     Parameters need no gradient: the first site starts the graph, nothing below it is recorded.
     """
@@ -55,7 +57,7 @@ def watch(model: nn.Module, sites: Sequence[Site], *, gradients: bool = True) ->
     def look(site: Site, raw: Tensor) -> None:
         record = seen.records[site.id]
         values = layouts[site.id].heads(raw.detach(), seen.batch)
-        record.output, record.gate_gradient = values, None
+        record.output, record.gate_gradient, record.pull = values, None, None
         if not gradients or not torch.is_grad_enabled():
             return
         if not raw.requires_grad:
@@ -65,6 +67,7 @@ def watch(model: nn.Module, sites: Sequence[Site], *, gradients: bool = True) ->
             wide = torch.promote_types(values.dtype, torch.float32)
             pulled = layouts[site.id].heads(gradient, seen.batch)
             record.gate_gradient = (values.to(wide) * pulled.to(wide)).sum(dim=-1)
+            record.pull = pulled if pulls else None
 
         raw.register_hook(back)
 

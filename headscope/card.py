@@ -84,7 +84,8 @@ class CardFacts:
 
     `base_model` is a Hub id if `base_revision` is set, else a local path of which only the last name is shown;
     `macs` are multiply-accumulates and `kv` bytes of the KV cache a token; `data` is shown as it stands; `generation`
-    says whether the model generates; `proof` holds the largest difference that each check found.
+    says whether the model generates; `repaired_sites` counts output projections that were refitted, without which the
+    model scored `quality_unrepaired`; `proof` holds the largest difference that each check found.
     """
 
     base_model: str
@@ -102,6 +103,8 @@ class CardFacts:
     kv_after: int
     quality_before: Quality | None = None
     quality_after: Quality | None = None
+    quality_unrepaired: Quality | None = None
+    repaired_sites: int = 0
     data: str = ""
     criterion: str
     proof: Mapping[str, float]
@@ -213,6 +216,17 @@ def _value(value: float | None) -> str:
 def _quality_note(facts: CardFacts) -> Iterator[str]:
     if facts.quality_after is None:
         yield "What the model scores now was not measured."
+    if not facts.repaired_sites:
+        yield "No weight of the heads that stay was changed."
+        return
+    counted = "1 site was" if facts.repaired_sites == 1 else f"{facts.repaired_sites} sites were"
+    text = (
+        f"Repaired: the output projection of {counted} refitted by least squares to write what the base model writes."
+    )
+    old, new = facts.quality_unrepaired or Quality(), facts.quality_after or Quality()
+    pairs = (("loss", old.loss, new.loss), ("divergence", old.divergence, new.divergence))
+    shown = [f"{name} {_value(a)} without, {_value(b)} with" for name, a, b in pairs if a is not None]
+    yield f"{text} On the held-out data: {'; '.join(shown)}." if shown else text
 
 
 def _proof(facts: CardFacts) -> str:

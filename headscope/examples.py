@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -108,6 +109,24 @@ class Examples:
             else:
                 last.append(example)
         return [collate(group, self.pads) for group in groups]
+
+
+HELD_OUT = 4
+"""One example in so many is held out where no data of its own is given for judging."""
+
+
+def held_out(examples: Examples, seed: int, *, split: int = 1) -> tuple[Examples, Examples]:
+    """Examples to choose by, and a seeded quarter to judge on; the same for both where there are fewer than four.
+
+    Splits of other numbers are independent, so that a part can be split once more.
+    """
+    if len(examples) < HELD_OUT:
+        return examples, examples
+    order = numpy.random.Generator(numpy.random.Philox([seed, split])).permutation(len(examples))
+    judged = set(order[: len(examples) // HELD_OUT].tolist())
+    choosing = tuple(one for place, one in enumerate(examples.items) if place not in judged)
+    judging = tuple(one for place, one in enumerate(examples.items) if place in judged)
+    return replace(examples, items=choosing), replace(examples, items=judging)
 
 
 def collate(examples: Sequence[Example], pads: dict[str, int]) -> Batch:

@@ -123,10 +123,7 @@ class PairSums:
     def _tokens(self, sites: tuple[int, ...], seen: Watch) -> Outputs:
         outputs = [seen.records[self.space.sites[site].id].output for site in sites]
         whole = [values for values in outputs if values is not None]
-        side = self._texts.queries(self.space.sites[sites[0]])
-        real = torch.ones(whole[0].shape[:2], dtype=torch.bool)
-        if side is not None and side.real.shape == real.shape:
-            real = side.real.cpu()
+        real = self._texts.real(self.space.sites[sites[0]], whole[0]).cpu()
         example, position = real.nonzero(as_tuple=True)
         chosen = tuple(values[real.to(values.device)] for values in whole)
         return Outputs(sites, chosen, torch.tensor(self._numbers)[example], position)

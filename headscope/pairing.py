@@ -19,12 +19,13 @@ from headscope.capture import Watch, watch
 from headscope.examples import Batch
 from headscope.heads import HeadId, Site
 from headscope.matrices import HeadWeights, head_weights
+from headscope.memory import in_halves
 from headscope.objective import Objective
 from headscope.pair_sums import PairSums
 from headscope.pairs import HeadSpace
 from headscope.reading import RowReader
 from headscope.shapes import Bool
-from headscope.study import Progress, Study, batches, in_halves
+from headscope.study import Progress, Study, batches
 from headscope.texts import Texts
 
 

@@ -9,6 +9,7 @@ from headscope.counts import total_heads
 from headscope.pruned import Pruned
 from headscope.publish import site_lines
 from headscope.tables import Cell, Table
+from headscope.trials import Verdict
 
 PRUNE_COLUMNS = (
     Column("site", "label", "stack.kind.layer", untrusted=True),
@@ -72,12 +73,25 @@ def _lines(done: Pruned) -> Iterator[str]:
 
 
 def _quality(done: Pruned) -> Iterator[str]:
-    if done.quality is None:
+    """What is lost on held-out data, with the 95 % interval of the loss by paired bootstrap; and what repair did."""
+    verdict = done.verdict
+    if verdict is None:
         return
-    whole, less = done.quality
-    if whole.loss is not None and less.loss is not None:
-        yield f"held-out loss: {whole.loss:.4f} -> {less.loss:.4f}"
-    if whole.metric is not None and less.metric is not None:
-        yield f"held-out {whole.metric_name}: {whole.metric:.4f} -> {less.metric:.4f}"
-    if less.divergence is not None:
-        yield f"divergence from the whole model: {less.divergence:.4g} nats"
+    whole, final = verdict.whole, verdict.final
+    if whole.loss is not None and final.loss is not None:
+        rise = "" if verdict.increase is None else f", {verdict.increase}"
+        yield f"held-out loss: {whole.loss:.4f} -> {final.loss:.4f}{rise}"
+    if whole.metric is not None and final.metric is not None:
+        yield f"held-out {whole.metric_name}: {whole.metric:.4f} -> {final.metric:.4f}"
+    if final.divergence is not None:
+        yield f"divergence from the whole model: {final.divergence:.4g} nats"
+    yield _repair(verdict)
+
+
+def _repair(verdict: Verdict) -> str:
+    if verdict.repair is None:
+        return "not repaired"
+    less, count = verdict.pruned, len(verdict.repair.sites)
+    losses = "" if less.loss is None else f"loss {less.loss:.4f}, "
+    what = f"the output projection{'s' if count > 1 else ''} of {count} site{'s' if count > 1 else ''}"
+    return f"repaired: {what} fitted anew; without that {losses}divergence {less.divergence:.4g} nats"

@@ -14,6 +14,7 @@ from headscope.cost import model_summary
 from headscope.heads import Site
 from headscope.matrices import site_shape, total_parameters
 from headscope.plan import Plan
+from headscope.trials import Verdict
 from headscope.verify import Verification
 
 TOKENS = 512
@@ -34,19 +35,23 @@ class Cost:
 class Pruned:
     """One pruning; `folder` is where the checkpoint lies, None where nothing was written.
 
-    `quality` is of the whole and of the smaller model on held-out data, None without data; `history` says what each
-    round took.
+    `verdict` says how it does on held-out data, None where it was not judged; `history` says what each round took.
     """
 
     plan: Plan
     layout: str
     before: Cost
     after: Cost
-    quality: tuple[Quality, Quality] | None = None
+    verdict: Verdict | None = None
     verification: Verification = field(default_factory=Verification)
     folder: Path | None = None
     notes: tuple[str, ...] = ()
     history: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def quality(self) -> tuple[Quality, Quality] | None:
+        """What the whole model and the one that is written score on held-out data; None without data."""
+        return None if self.verdict is None else (self.verdict.whole, self.verdict.final)
 
 
 def cost(model: PreTrainedModel, sites: Sequence[Site], value_bytes: int) -> Cost:

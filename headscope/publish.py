@@ -22,6 +22,8 @@ from headscope.models import LoadedModel
 from headscope.portable import is_portable
 from headscope.provenance import Provenance, versions
 from headscope.pruned import Pruned
+from headscope.repair import Repair
+from headscope.trials import Verdict
 from headscope.verify import Inputs, Verification
 
 _PIPELINES = {
@@ -145,6 +147,7 @@ def site_lines(result: Pruned) -> list[SiteLine]:
 def _facts(result: Pruned, stored: LoadedModel, basis: Basis) -> CardFacts:
     location, before, after = stored.location, result.before, result.after
     whole, less = result.quality or (None, None)
+    verdict = result.verdict
     return CardFacts(
         base_model=location.name,
         base_revision=location.revision,
@@ -161,6 +164,8 @@ def _facts(result: Pruned, stored: LoadedModel, basis: Basis) -> CardFacts:
         kv_after=after.kv_bytes_per_token,
         quality_before=whole,
         quality_after=less,
+        quality_unrepaired=None if verdict is None or verdict.repair is None else verdict.pruned,
+        repaired_sites=0 if verdict is None or verdict.repair is None else len(verdict.repair.sites),
         data=_public(basis.choosing.data) if result.plan.criterion not in _CHOICES else "",
         criterion=_CHOICES.get(result.plan.criterion, result.plan.criterion),
         proof={check.name: check.difference for check in result.verification.checks},
@@ -170,9 +175,6 @@ def _facts(result: Pruned, stored: LoadedModel, basis: Basis) -> CardFacts:
 
 def _manifest(result: Pruned, stored: LoadedModel, basis: Basis) -> dict[str, Any]:
     location = stored.location
-    quality = None
-    if result.quality is not None:
-        quality = {name: vars(one) for name, one in zip(("before", "after"), result.quality, strict=True)}
     return {
         "layout": result.layout,
         "auto_class": stored.task.auto_class,
@@ -187,9 +189,39 @@ def _manifest(result: Pruned, stored: LoadedModel, basis: Basis) -> dict[str, An
         "plan": result.plan.as_dict(),
         "history": [dict(entry) for entry in result.history],
         "cost": {"before": vars(result.before), "after": vars(result.after)},
-        "quality": quality,
+        "quality": None if result.verdict is None else _quality(result.verdict),
+        "repair": None if result.verdict is None or result.verdict.repair is None else _repair(result.verdict.repair),
         "proof": result.verification.as_dict(),
         "versions": versions(),
+    }
+
+
+def _quality(verdict: Verdict) -> dict[str, Any]:
+    """Before, and after; where there was a repair also without it; and the rise of the loss with its 95 % interval."""
+    found: dict[str, Any] = {"before": vars(verdict.whole), "after": vars(verdict.final)}
+    if verdict.repaired is not None:
+        found["unrepaired"] = vars(verdict.pruned)
+    if verdict.increase is not None:
+        found["loss_increase"] = vars(verdict.increase)
+    return found
+
+
+def _repair(repair: Repair) -> dict[str, Any]:
+    """What was refitted, by which ridge, and what it did on held-out examples of the choosing data."""
+    sites = [
+        {
+            "site": str(one.site),
+            "ridge": one.ridge,
+            "bias": one.bias is not None,
+            "error_before": one.error_before,
+            "error_after": one.error_after,
+        }
+        for one in repair.sites
+    ]
+    return {
+        "divergence_before": repair.divergence_before,
+        "divergence_after": repair.divergence_after,
+        "sites": sites,
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from headscope.boundary import boundaries
@@ -16,78 +15,15 @@ from headscope.errors import InvalidPlan, ThresholdError, UsageError
 from headscope.heads import HeadId, Site, parse_heads
 from headscope.plan import Plan, SiteHeads, read_plan, require_removable
 from headscope.portable import carried
+from headscope.repair import Mender
+from headscope.request import Request
 from headscope.score_files import read_scores
 from headscope.study import Study
 from headscope.surgery import gates, is_separable, parameters_left, require_separable
 from headscope.trials import Trials
+from headscope.units import blocks
 
-
-@dataclass(frozen=True)
-class Request:
-    """What to remove (exactly one of the first six) and how to choose it; defaults are those of the command line."""
-
-    ratio: float | None = None
-    heads: str | None = None
-    plan: Path | None = None
-    keep_metric: float | None = None
-    max_loss_increase: float | None = None
-    target_parameters: int | None = None
-    criterion: str = "auto"
-    scores: Path | None = None
-    by: str | None = None
-    scope: str = "model"
-    unit: str = "auto"
-    rounds: int = 1
-    min_heads: int = 1
-    masked: bool = False
-    """Heads are only silenced, so that any set of them can go."""
-
-    WAYS = ("ratio", "heads", "plan", "keep_metric", "max_loss_increase", "target_parameters")
-
-    def __post_init__(self) -> None:
-        given = [name for name in self.WAYS if getattr(self, name) is not None]
-        options = [f"--{name.replace('_', '-')}" for name in given or self.WAYS]
-        if len(given) > 1:
-            raise UsageError(f"{' and '.join(options)} each say what to remove", hint="give one of them")
-        if not given:
-            raise UsageError("nothing says what to remove", hint=f"give one of {', '.join(options)}")
-        if (self.scores is None) != (self.by is None):
-            raise UsageError("--scores FILE and --by COLUMN belong together")
-        if self.scores is not None and self.criterion != "auto":
-            raise UsageError("--criterion and --scores both say what goes first", hint="give one of them")
-        if self.rounds < 1:
-            raise UsageError(f"--rounds {self.rounds}: expected 1 or more")
-        if self.rounds > 1 and self.ratio is None:
-            raise UsageError("--rounds scores anew on the way to a number of heads", hint="give it with --ratio")
-        if self.rounds > 1 and self.scores is not None:
-            raise UsageError("--rounds scores anew, and --scores are scores that stay", hint="give one of them")
-        if self.heads is not None or self.plan is not None:
-            self._require_no_choice()
-        if self.min_heads < 0:
-            raise UsageError(f"--min-heads {self.min_heads}: expected 0 or more")
-        self._check_limits()
-
-    def _require_no_choice(self) -> None:
-        """What is named needs no choosing: options about it were meant otherwise."""
-        chosen = {"criterion": self.criterion != "auto", "scores": self.scores is not None}
-        chosen |= {"scope": self.scope != "model", "unit": self.unit != "auto"}
-        for name in (name for name, given in chosen.items() if given):
-            raise UsageError(f"--{name} chooses heads, and --{'plan' if self.heads is None else 'heads'} names them")
-
-    def _check_limits(self) -> None:
-        if self.keep_metric is not None and not 0 < self.keep_metric <= 1:
-            raise UsageError(f"--keep-metric {self.keep_metric:g} is no share of a metric, such as 0.99")
-        if self.max_loss_increase is not None and not 0 <= self.max_loss_increase < float("inf"):
-            raise UsageError(f"--max-loss-increase {self.max_loss_increase:g}: expected 0 or more nats")
-        if self.target_parameters is not None and self.target_parameters < 1:
-            raise UsageError(f"--target-parameters {self.target_parameters}: expected 1 or more")
-        if self.target_parameters is not None and self.masked:
-            raise UsageError("--layout masked removes no parameters, so --target-parameters cannot be met")
-
-    @property
-    def judged(self) -> bool:
-        """Whether the choice is judged on held-out data."""
-        return self.keep_metric is not None or self.max_loss_increase is not None
+__all__ = ["LOOK_AHEAD", "Request", "Selection", "most", "select"]
 
 
 @dataclass(frozen=True)
@@ -100,8 +36,12 @@ class Selection:
     """What each round did: how many heads were gone after it, and which it took."""
 
 
-def select(study: Study, request: Request, trials: Trials | None, *, seed: int = 0) -> Selection:
+def select(
+    study: Study, request: Request, trials: Trials | None, *, seed: int = 0, mender: Mender | None = None
+) -> Selection:
     """The plan that a request means for the model of a study; `trials` judges it where a limit asks for that.
+
+    With a `mender`, the scores of later rounds are those of the repaired model.
 
     Raises:
         InvalidPlan: exactly these heads, or exactly this number, cannot be removed.
@@ -113,7 +53,7 @@ def select(study: Study, request: Request, trials: Trials | None, *, seed: int =
     elif request.plan is not None:
         found = Selection(read_plan(request.plan, _all(study)))
     else:
-        found = _Chooser(study, request, seed).choose(trials)
+        found = _Chooser(study, request, seed, mender=mender).choose(trials)
     if not found.plan.removed:
         raise InvalidPlan("nothing is left to remove: all of these heads are gone already")
     if len(found.plan.removed) == total_heads(found.plan.sites):
@@ -162,8 +102,8 @@ def _before_pruning(study: Study) -> list[Site]:
 class _Chooser:
     """Chooses heads by scores."""
 
-    def __init__(self, study: Study, request: Request, seed: int) -> None:
-        self.study, self.request, self.seed = study, request, seed
+    def __init__(self, study: Study, request: Request, seed: int, *, mender: Mender | None) -> None:
+        self.study, self.request, self.seed, self.mender = study, request, seed, mender
         self.sites = _all(study)
         able = [site for site in study.sites if request.masked or is_separable(site)]
         if not able:
@@ -216,7 +156,7 @@ class _Chooser:
         return gone, known
 
     def _scores(self, gone: Sequence[HeadId]) -> Mapping[HeadId, float]:
-        """A score for every head while those in `gone` are gated to 0."""
+        """A score for every head while those in `gone` are gated to 0 and, with a mender, what is left is repaired."""
         heads = [head for site in self.study.sites for head in site.heads]
         if self.request.scores is not None:
             assert self.request.by is not None
@@ -227,9 +167,12 @@ class _Chooser:
                 f"the criterion {self.criterion} needs data",
                 hint="give --data FILE, or --scores FILE --by COLUMN, or --criterion random",
             )
-        closed = gates(self.study.sites, Plan(self.sites, tuple(sorted(gone))))
-        with gate(self.study.loaded.model, closed, self.study.sites):
-            return criterion.scores(self.study, self.seed)
+        plan = Plan(self.sites, tuple(sorted(gone)))
+        less = gate(self.study.loaded.model, gates(self.study.sites, plan), self.study.sites)
+        with less if self.mender is None else self.mender.mended(plan):
+            if criterion.greedy is None:
+                return criterion.scores(self.study, self.seed)
+            return criterion.greedy(self.study, self.seed, blocks(self.sites, self.rules, gone=gone))
 
     def _search(self, scores: Mapping[HeadId, float], trials: Trials | None) -> tuple[HeadId, ...]:
         steps = removal_order(self.able, scores, self.rules)

@@ -73,6 +73,16 @@ class Texts:
             return None
         return self.target if self.target is not None and site.id.stack == "decoder" else self.source
 
+    def real(self, site: Site, values: Tensor) -> Tensor:
+        """Which tokens of a site's `values`, `[batch token ...]`, are no padding: `[batch token]`, on their device.
+
+        All are, where the site's queries stand in no text of the batch (patches, windows, frames).
+        """
+        side = self.queries(site)
+        if side is not None and side.real.shape == values.shape[:2]:
+            return side.real.to(values.device)
+        return torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
+
     def keys(self, site: Site) -> Side | None:
         """The sequence that a site's keys stand in, if it is a text."""
         return self.source if site.id.kind is AttentionKind.CROSS else self.queries(site)

@@ -1,48 +1,58 @@
-"""Trials: what the model loses without some of its heads, judged on held-out examples with gates of 0."""
+"""Trials: what the model loses without some of its heads, repaired or not, judged on held-out examples."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy
-import torch
 from torch import Tensor
 
+from headscope.bootstrap import Interval, interval
 from headscope.capture import gate
 from headscope.card import Quality
 from headscope.errors import UsageError
-from headscope.evaluation import Judgement, judge
-from headscope.examples import Batch, Examples
+from headscope.evaluation import Judgement, Run, judge
+from headscope.examples import HELD_OUT, Batch, held_out
 from headscope.objective import Objective
 from headscope.plan import Plan
+from headscope.repair import Mender, Repair
 from headscope.study import Study, batches
 from headscope.surgery import gates
 
 if TYPE_CHECKING:
     from headscope.selection import Request
 
-HELD_OUT = 4
-"""One example in so many is held out where no data of its own is given for judging."""
+__all__ = ["HELD_OUT", "Trials", "Verdict", "held_out"]
 
 
-def held_out(examples: Examples, seed: int) -> tuple[Examples, Examples]:
-    """Examples to choose by, and a seeded quarter to judge on; the same for both where there are fewer than four."""
-    if len(examples) < HELD_OUT:
-        return examples, examples
-    order = numpy.random.Generator(numpy.random.Philox([seed, 1])).permutation(len(examples))
-    judged = set(order[: len(examples) // HELD_OUT].tolist())
-    choosing = tuple(one for place, one in enumerate(examples.items) if place not in judged)
-    judging = tuple(one for place, one in enumerate(examples.items) if place in judged)
-    return replace(examples, items=choosing), replace(examples, items=judging)
+@dataclass(frozen=True)
+class Verdict:
+    """How the whole model does, the one without a plan's heads, and that one with its `repair`, where there is one.
+
+    Divergences are from the whole model. `increase` is that of the loss from the whole to the final model, with its
+    interval over examples; None without labels.
+    """
+
+    whole: Quality
+    pruned: Quality
+    repaired: Quality | None = None
+    repair: Repair | None = None
+    increase: Interval | None = None
+
+    @property
+    def final(self) -> Quality:
+        """The model as it will be written."""
+        return self.repaired or self.pruned
 
 
 class Trials:
-    """Judges a model with some of its heads gated to 0 against the whole model."""
+    """Judges a model with some of its heads gated to 0 against the whole model; with a mender, as it repairs it."""
 
-    def __init__(self, study: Study, metric: str | None) -> None:
-        self.study, self.metric = study, metric
+    def __init__(self, study: Study, metric: str | None, mender: Mender | None = None) -> None:
+        self.study, self.metric, self.mender = study, metric, mender
         loaded = study.loaded
         self.objective = Objective(loaded.model, loaded.task, study.sites)
         self.batches = batches(study)
@@ -50,16 +60,25 @@ class Trials:
     @cached_property
     def whole(self) -> Judgement:
         """How the whole model does."""
-        return self._judge(None, beside=False)[0]
+        return self._judge([self._whole])[0]
 
-    def judged(self, plan: Plan) -> tuple[Quality, Quality]:
-        """What the whole model and the one without the plan's heads score; divergence is between them."""
-        whole, less = self._judge(plan, beside=True)
-        return _quality(whole), _quality(less)
+    def judged(self, plan: Plan) -> Verdict:
+        """What the whole model and the one without the plan's heads score, side by side."""
+        repair = None if self.mender is None else self.mender.repair(plan)
+        runs = [self._whole, self._less(plan)] + ([] if repair is None else [self._mended(plan)])
+        whole, less, *mended = self._judge(runs)
+        final = mended[0] if mended else less
+        return Verdict(
+            whole=_quality(whole),
+            pruned=_quality(less),
+            repaired=_quality(final) if mended else None,
+            repair=repair,
+            increase=_increase(whole, final, seed=self.study.options.seed),
+        )
 
     def bears(self, plan: Plan, request: Request) -> bool:
-        """Whether what is lost stays within the request's limit."""
-        found = self._judge(plan, beside=False)[0]
+        """Whether what is lost, after the repair, stays within the request's limit."""
+        found = self._judge([self._less(plan) if self.mender is None else self._mended(plan)])[0]
         if request.max_loss_increase is not None:
             base, loss = self._need_loss(self.whole), self._need_loss(found)
             return loss - base <= request.max_loss_increase
@@ -83,18 +102,40 @@ class Trials:
             raise UsageError("--max-loss-increase needs labels, and the data has none for this model")
         return found.loss
 
-    def _judge(self, plan: Plan | None, *, beside: bool) -> list[Judgement]:
-        loaded, sites = self.study.loaded, self.study.sites
-        closed = {} if plan is None else gates(sites, plan)
+    def _whole(self, batch: Batch) -> Tensor:
+        return self.objective.forward(batch)
 
-        def less(batch: Batch) -> Tensor:
-            with gate(loaded.model, closed, sites):
+    def _less(self, plan: Plan) -> Run:
+        """The model without the plan's heads."""
+        return self._within(lambda: gate(self.study.loaded.model, gates(self.study.sites, plan), self.study.sites))
+
+    def _mended(self, plan: Plan) -> Run:
+        """The same with its repair, which is fitted first: not while a batch of other examples runs."""
+        mender = self.mender
+        assert mender is not None
+        mender.repair(plan)
+        return self._within(lambda: mender.mended(plan))
+
+    def _within(self, change: Callable[[], AbstractContextManager[None]]) -> Run:
+        def run(batch: Batch) -> Tensor:
+            with change():
                 return self.objective.forward(batch)
 
-        runs = [self.objective.forward, less] if beside else [less]
-        with torch.no_grad():
-            return judge(runs, loaded.task, loaded.task_name, self.batches, metric=self.metric)
+        return run
+
+    def _judge(self, runs: Sequence[Run]) -> list[Judgement]:
+        loaded = self.study.loaded
+        return judge(runs, loaded.task, loaded.task_name, self.batches, metric=self.metric)
 
 
 def _quality(found: Judgement) -> Quality:
     return Quality(found.loss, found.metric_name, found.metric, found.divergence)
+
+
+def _increase(whole: Judgement, final: Judgement, *, seed: int) -> Interval | None:
+    """By how much the loss rises, with its interval by paired bootstrap."""
+    count = len(whole.losses)
+    if count < 2:
+        return None
+    apart = (final.losses - whole.losses).numpy()
+    return interval(lambda weights: weights @ apart / count, count, seed=seed)

@@ -89,6 +89,23 @@ def parts(
     return [_part(layers, scores, rules, gone) for layers in _modules(sites)]
 
 
+def blocks(sites: Sequence[SiteHeads], rules: Rules, *, gone: Collection[HeadId] = ()) -> list[tuple[HeadId, ...]]:
+    """The heads not yet gone, in blocks that a greedy choice may take, in order: one head, or one key/value group where
+    the rules remove whole groups, in all layers that share its module.
+
+    Where one head of every group goes at a time, blocks are single heads: which of a group go together follows from
+    their scores.
+    """
+    found: list[tuple[HeadId, ...]] = []
+    for layers in _modules(sites):
+        for group in layers[0].groups:
+            left = [number for number in group if HeadId(layers[0].id, number) not in gone]
+            for block in [left] if rules.whole_groups else [[number] for number in left]:
+                if block:
+                    found.append(tuple(HeadId(site.id, number) for site in layers for number in block))
+    return found
+
+
 def _modules(sites: Sequence[SiteHeads]) -> Iterator[list[SiteHeads]]:
     """The layers of each module."""
     for place, site in enumerate(sites):

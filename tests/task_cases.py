@@ -213,7 +213,7 @@ def _answered(context: str, question: str, first: int) -> Row:
     return {"question": question, "context": context, "answers": {"text": [answer], "answer_start": [start]}}
 
 
-def _pixels(seed: int) -> Row:
+def pixels(seed: int) -> Row:
     draw = torch.randint(17, (432,), generator=torch.Generator().manual_seed(seed)).tolist()
     return {f"p{place}": value for place, value in enumerate(draw)} | {"label": seed % 4}
 
@@ -261,7 +261,7 @@ CASES: dict[str, Case] = {
         _span,
     ),
     "image-classification": Case(
-        "image-classification", RECIPES["vit"], VIT, [_pixels(seed) for seed in range(7)], _image,
+        "image-classification", RECIPES["vit"], VIT, [pixels(seed) for seed in range(7)], _image,
     ),
     "embedding": Case("embedding", recipe("bert", "BertModel"), {"encoder.self": BERT["encoder.self"][5:]}, _PLAIN,
                       _text),

@@ -12,19 +12,23 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "headscope"
 FLOORS = [
-    "portable reload",
+    "portable reload least_squares downdates",
     "errors columns shapes heads provenance losses examples rows inputs ownership taps",
     "metrics places registry devices tables cost naming jsonfiles unpack geometry stacks capture vocabulary tiles "
     "memory sampling",
-    "tasks families",
+    "tasks families greedy",
     "tasks/* families/* fields formats headers matrices objective anatomy patterns conllu criteria plan_values numbers",
-    "location discovery outline clusters cells folders leftovers manifest companions card hub_data scores pairs",
-    "weights boundary silence folder_writing scores/* criteria/* sources reasons texts plan_files measures",
+    "location discovery outline clusters cells folders leftovers manifest companions card hub_data scores pairs "
+    "output_weights",
+    "weights boundary silence folder_writing scores/* sources reasons texts plan_files measures",
     "models sums reading gated replay plan score_files layouts moments row_store circuits",
-    "ablated data reports words counts units recipe measures/* pair_sums",
+    "ablated data reports words counts units recipe measures/* pair_sums side_by_side",
     "study reports/* choice surgery",
     "inspection row_sums maps relations evaluation timing comparison_columns bootstrap alike native verify pairing",
-    "checks survey estimate comparison trials pruned",
+    "output_moments",
+    "checks survey estimate comparison repair request stored criteria/*",
+    "trials",
+    "pruned",
     "outlay selection publish likeness",
     "pruning prune_report similarity_report pair_estimate",
     "api",

@@ -167,15 +167,16 @@ def test_limits_are_judged_on_held_out_examples(digits: Study) -> None:
     trials = Trials(digits, None)
     for limit in (0.02, 0.2):
         plan = select(digits, Request(max_loss_increase=limit), trials).plan
-        whole, less = trials.judged(plan)
-        assert less.loss - whole.loss <= limit
+        found = trials.judged(plan)
+        assert found.final.loss - found.whole.loss <= limit
     loose = select(digits, Request(max_loss_increase=0.2), trials).plan
     tight = select(digits, Request(max_loss_increase=0.02), trials).plan
     assert len(loose.removed) > len(tight.removed) > 0
     kept = select(digits, Request(keep_metric=0.9), trials).plan
-    whole, less = trials.judged(kept)
-    assert less.metric >= 0.9 * whole.metric
-    assert less.divergence > 0 == whole.divergence
+    found = trials.judged(kept)
+    assert found.final is found.pruned and found.repair is None
+    assert found.pruned.metric >= 0.9 * found.whole.metric
+    assert found.pruned.divergence > 0 == found.whole.divergence
 
 
 def test_a_limit_that_no_head_keeps(digits: Study, tmp_path: Path) -> None:

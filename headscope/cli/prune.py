@@ -73,7 +73,7 @@ def prune(
     layout: Annotated[str, typer.Option("--layout", help=f"{', '.join(LAYOUTS)}.")] = "auto",
     compensate: Annotated[
         bool | None,
-        typer.Option("--compensate/--no-compensate", help="Repair is not in this version."),
+        typer.Option("--compensate/--no-compensate", help="Refit what the kept heads write by; with data, on."),
     ] = None,
     max_shard_size: Annotated[
         str, typer.Option("--max-shard-size", metavar="5GB", help="Largest file of weights.")
@@ -84,7 +84,7 @@ def prune(
 ) -> None:
     """Remove heads of MODEL and write a smaller checkpoint, proved to compute what the masked model computes."""
     given = settings(locals() | shared)
-    _consider(given, compensate)
+    _consider(given)
     options = _options(given)
     given.check_outputs()
     output = None if given.dry_run else folder
@@ -105,7 +105,7 @@ def prune(
     given.report(prune_table(done), talk, draw=False)
 
 
-def _consider(given: Settings, compensate: bool | None) -> None:
+def _consider(given: Settings) -> None:
     """Refuse what cannot be meant, before anything slow."""
     raw = given.raw
     for name, known in (("scope", SCOPES), ("unit", UNITS), ("layout", LAYOUTS)):
@@ -113,8 +113,8 @@ def _consider(given: Settings, compensate: bool | None) -> None:
     opt.one_of("--criterion", raw["criterion"], ("auto", *registry.names("criteria")))
     if raw["folder"] is None and not given.dry_run:
         raise UsageError("prune writes a checkpoint", hint="give -o DIR, or --dry-run to see the plan")
-    if compensate:
-        raise UsageError("--compensate is not in this version", hint="--no-compensate, or leave it out")
+    if raw["compensate"] and given.data is None:
+        raise UsageError("--compensate fits to data, and there is none", hint="give --data FILE")
     if raw["eval_data"] is not None and given.data is None:
         raise UsageError("--eval-data goes with --data")
     if raw["metric"] is not None and given.data is None:
@@ -154,5 +154,6 @@ def _options(given: Settings) -> PruneOptions:
         layout=raw["layout"],
         metric=raw["metric"],
         eval_data=raw["eval_data"],
+        compensate=raw["compensate"],
         publication=Publication(raw["max_shard_size"], keep_extra=raw["keep_extra"], force=raw["force"]),
     )

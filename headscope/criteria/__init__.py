@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,16 +16,25 @@ if TYPE_CHECKING:
 Ranking = Callable[["Study", int], Mapping[HeadId, float]]
 """A score for every head of a study, lowest goes first; the number is a seed."""
 
+Block = tuple[HeadId, ...]
+"""Heads that go together: one head or one key/value group, in all layers that share its module."""
+Greedy = Callable[["Study", int, Sequence[Block]], Mapping[HeadId, float]]
+"""Scores of the heads in blocks, equal within a block and rising in the order in which a greedy choice takes them."""
+
 
 @dataclass(frozen=True)
 class Criterion:
-    """One order of removal: what it asks of a head, and of the data."""
+    """One order of removal: what it asks of a head, and of the data.
+
+    `greedy` is given where what a head is worth depends on which others are gone; `scores` then takes one head a time.
+    """
 
     title: str
     meaning: str
     needs_labels: bool
     needs_data: bool
     scores: Ranking
+    greedy: Greedy | None = None
 
 
 def column_of(measure: str, column: str) -> Ranking:
@@ -38,6 +47,22 @@ def column_of(measure: str, column: str) -> Ranking:
             for site in study.sites
             for head, score in zip(site.heads, values[site.id].tolist(), strict=True)
         }
+
+    return scores
+
+
+def one_by_one(greedy: Greedy) -> Ranking:
+    """The ranking by a greedy choice that takes single heads."""
+
+    def scores(study: Study, seed: int) -> Mapping[HeadId, float]:
+        blocks = [
+            tuple(HeadId(label, head.index) for label in (site.id, *site.shared_with))
+            for site in study.sites
+            if not site.call
+            for head in site.heads
+        ]
+        found = greedy(study, seed, blocks)
+        return {head: found[head] for site in study.sites for head in site.heads}
 
     return scores
 

@@ -1,0 +1,231 @@
+"""Repair: the heads that stay are taught to also say what the removed ones said, by least squares in their W_o.
+
+Site by site in the order in which the model runs, the columns of the output projection that belong to surviving heads,
+and its bias where it has one, are fitted anew: to what the whole model's projection writes, given what the smaller
+model, repaired so far, puts in. The ridge holds towards the old weights and is chosen by the error on held-out
+examples. A site whose held-out error does not fall keeps its weights, and there is no repair at all unless the
+divergence from the whole model falls on held-out examples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from headscope.capture import gate
+from headscope.evaluation import judge
+from headscope.examples import Batch, Examples, held_out
+from headscope.heads import HeadId, Site, SiteId
+from headscope.least_squares import RIDGES, Moments, best
+from headscope.memory import in_halves
+from headscope.objective import Objective
+from headscope.output_weights import Patch, head_columns, obstacle, output_bias, patches, swapped
+from headscope.plan import Plan
+from headscope.side_by_side import SideBySide
+from headscope.study import Study, batches
+from headscope.surgery import gates
+
+_SPLIT = 2
+"""The number of the split of calibration examples into those that are fitted and those held out."""
+
+
+@dataclass(frozen=True)
+class SiteRepair:
+    """What stands in one output projection after a repair, and what it was worth.
+
+    `columns` are `[kept_head d_value d_model]` in the order of `heads`, `bias` is `[d_model]` or None where the
+    projection has none; both hold numbers of the stored format, as float64. Errors are those of the projection's
+    output against the whole model's on held-out tokens: squared, summed over the width, the mean over tokens.
+    """
+
+    site: SiteId
+    heads: tuple[HeadId, ...]
+    columns: Tensor
+    bias: Tensor | None
+    ridge: float
+    error_before: float
+    error_after: float
+
+
+@dataclass(frozen=True)
+class Repair:
+    """The repaired sites in the order of running, and the divergence on held-out examples without and with them."""
+
+    sites: tuple[SiteRepair, ...]
+    divergence_before: float
+    divergence_after: float
+    notes: tuple[str, ...] = ()
+
+
+def fit(
+    study: Study, plan: Plan, *, ridges: Sequence[float] = RIDGES, dtype: torch.dtype | None = None
+) -> Repair | None:
+    """The repair of a study's model without the plan's heads, from the study's examples; None where none helps.
+
+    A quarter of the examples, seeded, is held out: to choose among `ridges`, and to accept. `dtype` is the number
+    format in which the new weights will be stored (default: the model's). The model is as before afterwards.
+
+    Raises:
+        DataError: a loss or a divergence is not finite.
+    """
+    assert study.examples is not None, "a repair needs examples"
+    found = _Fitting(study, plan, ridges, dtype or study.loaded.model.dtype)
+    return found.accepted(tuple(found.sites()))
+
+
+@contextlib.contextmanager
+def applied(model: PreTrainedModel, sites: Sequence[Site], repair: Repair) -> Iterator[None]:
+    """The repaired weights in a model while the block runs; the very tensors that stood there come back."""
+    with swapped(_patches(model, sites, repair.sites)):
+        yield
+
+
+def write(model: PreTrainedModel, sites: Sequence[Site], repair: Repair) -> None:
+    """Put a repair into a model for good, in its number format; `sites` are those that it has now.
+
+    Heads are found by their original numbers, so the model may have lost those of the plan, or only hold zeros there.
+    """
+    for patch in _patches(model, sites, repair.sites):
+        patch.write()
+
+
+def _patches(model: PreTrainedModel, sites: Sequence[Site], repairs: Sequence[SiteRepair]) -> list[Patch]:
+    known = {site.id: site for site in sites}
+    found: list[Patch] = []
+    for one in repairs:
+        site = known[one.site]
+        places = [site.heads.index(head) for head in one.heads]
+        found += patches(model, site, places, one.columns, bias=one.bias)
+    return found
+
+
+class _Fitting:
+    """The passes over the examples that one repair takes."""
+
+    def __init__(self, study: Study, plan: Plan, ridges: Sequence[float], dtype: torch.dtype) -> None:
+        self.study, self.plan, self.ridges, self.dtype = study, plan, ridges, dtype
+        loaded = study.loaded
+        self.model = loaded.model
+        self.objective = Objective(loaded.model, loaded.task, study.sites)
+        self.closed = gates(study.sites, plan)
+        self.beside = SideBySide(self.objective, self.closed)
+        assert study.examples is not None
+        fitted, held = held_out(study.examples, study.options.seed, split=_SPLIT)
+        self.fitted, self.held = self._batches(fitted), self._batches(held)
+        self.notes: list[str] = []
+
+    def _batches(self, examples: Examples) -> list[Batch]:
+        return batches(self.study.on(examples))
+
+    def sites(self) -> Iterator[SiteRepair]:
+        """Each repaired site, fitted while those before it stand repaired."""
+        done: list[Patch] = []
+        for layers in self._modules():
+            site = layers[0]
+            kept = set(self.plan.kept(site.id))
+            places = [place for place, head in enumerate(site.heads) if head.index in kept]
+            if not places:
+                continue
+            if reason := obstacle(self.model, site):
+                self.notes.append(f"{site.id} is not repaired: {reason}")
+                continue
+            one = self._site(layers, places, done)
+            if one is not None:
+                done += patches(self.model, site, places, one.columns, bias=one.bias)
+                yield one
+
+    def _modules(self) -> list[list[Site]]:
+        """The layers of each output projection, in the order of running, from the first that loses a head."""
+        order = self.beside.order(self.fitted[0])
+        layers = [[site for site in self.study.sites if site.output == path] for path in order]
+        touched = [any(site.id in self.closed for site in one) for one in layers]
+        first = touched.index(True) if any(touched) else len(layers)
+        return [sorted(one, key=lambda site: site.call) for one in layers[first:]]
+
+    def _site(self, layers: Sequence[Site], places: Sequence[int], done: Sequence[Patch]) -> SiteRepair | None:
+        """The best repair of one projection; None where the held-out error does not fall."""
+        site = layers[0]
+        fitting, held = (self._moments(part, layers, places, done) for part in (self.fitted, self.held))
+        if fitting is None or held is None:
+            return None
+        columns, old = head_columns(self.model, site, places), output_bias(self.model, site)
+        start = columns.flatten(0, 1)  # [feature d_model]
+        if old is not None:
+            start = torch.cat([start, old.detach().cpu().double()[None]])
+        found = best(fitting, held, self.ridges, start.to(fitting.products.device), dtype=self.dtype)
+        if found is None:
+            return None
+        new = found.map.cpu()
+        return SiteRepair(
+            site=site.id,
+            heads=tuple(site.heads[place] for place in places),
+            columns=new[: columns.shape[0] * columns.shape[1]].view(columns.shape),
+            bias=None if old is None else new[-1],
+            ridge=found.ridge,
+            error_before=found.before,
+            error_after=found.after,
+        )
+
+    def _moments(
+        self, part: Sequence[Batch], layers: Sequence[Site], places: Sequence[int], done: Sequence[Patch]
+    ) -> Moments | None:
+        """The moments of one projection over some batches; None where no batch reaches it."""
+        total: Moments | None = None
+        for batch in part:
+            for _, more in in_halves(
+                lambda half: self.beside.moments(half, layers, places, repairs=done), batch, self.notes
+            ):
+                total = more if total is None else total if more is None else total + more
+        return total
+
+    def accepted(self, found: tuple[SiteRepair, ...]) -> Repair | None:
+        """The repair, if the divergence on held-out examples falls by it."""
+        if not found:
+            return None
+        loaded, sites = self.study.loaded, self.study.sites
+        repair = Repair(found, 0.0, 0.0)
+
+        def less(batch: Batch) -> Tensor:
+            with gate(loaded.model, self.closed, sites):
+                return self.objective.forward(batch)
+
+        def repaired(batch: Batch) -> Tensor:
+            with applied(loaded.model, sites, repair):
+                return less(batch)
+
+        runs = [self.objective.forward, less, repaired]
+        _, before, after = judge(runs, loaded.task, loaded.task_name, self.held)
+        if not after.divergence < before.divergence:
+            return None
+        return Repair(found, before.divergence, after.divergence, tuple(dict.fromkeys(self.notes)))
+
+
+class Mender:
+    """Repairs plans by the same examples and settings; the last repair is kept, since it is often asked for twice."""
+
+    def __init__(self, study: Study, *, ridges: Sequence[float] = RIDGES, dtype: torch.dtype | None = None) -> None:
+        self.study, self.ridges, self.dtype = study, ridges, dtype
+        self._removed: tuple[HeadId, ...] | None = None
+        self._last: Repair | None = None
+
+    def repair(self, plan: Plan) -> Repair | None:
+        """The repair of a model without the plan's heads; None where none helps, as where nothing is removed."""
+        if plan.removed != self._removed:
+            self._last = fit(self.study, plan, ridges=self.ridges, dtype=self.dtype) if plan.removed else None
+            self._removed = plan.removed
+        return self._last
+
+    @contextlib.contextmanager
+    def mended(self, plan: Plan) -> Iterator[None]:
+        """The model without the plan's heads, by gates of 0, and with its repair, while the block runs."""
+        study, repair = self.study, self.repair(plan)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(gate(study.loaded.model, gates(study.sites, plan), study.sites))
+            if repair is not None:
+                stack.enter_context(applied(study.loaded.model, study.sites, repair))
+            yield
