@@ -55,6 +55,17 @@ def draw(rows: Tensor, noise: Tensor, distribution: Distribution) -> Tensor:
     return noise.to(wide(rows))
 
 
+def scores(rows: Tensor, noise: Tensor) -> Tensor:
+    """Random directions for logits with the covariance `diag(p) − p pᵀ` of a drawn label's score, `[row class]`.
+
+    `noise` is standard normal, `[row class]`. Their squared pull has the mean of that of drawn labels (the Fisher
+    information), and varies much less where the prediction is nearly certain.
+    """
+    chance = wide(rows.detach()).softmax(dim=-1)
+    spread = chance.sqrt() * noise.to(chance)
+    return spread - chance * spread.sum(dim=-1, keepdim=True)
+
+
 def uniforms(count: int, *, seed: int, example: int, draw: int) -> Tensor:
     """Numbers in [0, 1) that depend on seed, example and draw only, `[count]`, float64."""
     return torch.from_numpy(_stream(seed, example, draw).random(count))

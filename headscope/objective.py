@@ -21,21 +21,27 @@ from headscope.errors import DataError
 from headscope.examples import Batch
 from headscope.heads import Site, SiteId
 from headscope.inputs import probe_inputs
-from headscope.losses import Distribution, choices, draw, losses, normals, uniforms
+from headscope.losses import Distribution, choices, draw, losses, normals, scores, uniforms, wide
 from headscope.tasks import Task
 from headscope.vocabulary import VocabularyHead, split
 
 CHUNK_VALUES = 2**23
 """Logits held at once, as numbers: 32 MiB in float32."""
+SMOOTH_CLASSES = 1024
+"""With more classes than this, labels are drawn even where random scores would do: those take a number a class."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which backward passes to make: for the task's own loss, and for how many draws from the model's prediction."""
+    """Which backward passes to make: for the task's own loss, and for how many draws from the model's prediction.
+
+    With `smooth`, random scores take the place of drawn labels' where there are few classes: the same mean squares.
+    """
 
     gradient: bool = False
     draws: int = 0
     seed: int = 0
+    smooth: bool = False
 
 
 @dataclass
@@ -173,15 +179,18 @@ class Objective:
         else:
             states, finish = self.task.rows(self.model(**inputs), placed)[predicted], _unchanged
         example = predicted.nonzero()[:, 0]
-        noise = [self._noise(placed, states, index, wanted.seed) for index in range(wanted.draws)]
+        noise = [self._noise(placed, states, index, wanted) for index in range(wanted.draws)]
         return _Rows(states, example, placed.targets[predicted], placed.positions[example], finish, noise)
 
-    def _noise(self, batch: Batch, states: Tensor, index: int, seed: int) -> Tensor:
+    def _noise(self, batch: Batch, states: Tensor, index: int, wanted: Wanted) -> Tensor:
         """Numbers keyed by seed, example and draw, so that batching changes nothing; one per row, in row order."""
-        kind = self.task.distribution
+        kind, seed = self.task.distribution, wanted.seed
+        classes = states.shape[-1] if self.head is None else int(self.model.config.get_text_config().vocab_size)
         parts: list[Tensor] = []
         for number, count in zip(batch.numbers, batch.positions.tolist(), strict=True):
-            if kind is Distribution.CATEGORICAL:
+            if kind is Distribution.CATEGORICAL and wanted.smooth and classes <= SMOOTH_CLASSES:
+                parts.append(normals((count, classes), seed=seed, example=number, draw=index))
+            elif kind is Distribution.CATEGORICAL:
                 parts.append(uniforms(count, seed=seed, example=number, draw=index))
             else:
                 shape = (count,) if kind is Distribution.GAUSSIAN else (count, states.shape[-1])
@@ -213,7 +222,10 @@ class Objective:
                 loss.index_add_(0, rows.example[part].cpu(), each.detach().cpu().double())
                 totals += [each.sum()] if wanted.gradient else []
             for noise in rows.noise:
-                totals.append(losses(outputs, draw(outputs, noise[part], kind), kind).sum())
+                if kind is Distribution.CATEGORICAL and noise.dim() == 2:
+                    totals.append((wide(outputs) * scores(outputs, noise[part])).sum())
+                else:
+                    totals.append(losses(outputs, draw(outputs, noise[part], kind), kind).sum())
             for index, total in enumerate(totals):
                 (gradient,) = torch.autograd.grad(total, states, retain_graph=index + 1 < len(totals))
                 pulls[index][part] = gradient

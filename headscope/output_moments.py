@@ -25,6 +25,9 @@ from headscope.output_weights import head_columns, obstacle
 from headscope.study import Study, batches
 from headscope.texts import Texts
 
+MOST_DRAWS, ENOUGH_DRAWN = 8, 1024
+"""Of few predicted positions several drawn pulls are summed: as many as make so many in all, but not more than that."""
+
 
 class Weighting(StrEnum):
     """What an error in what a site writes costs."""
@@ -110,22 +113,33 @@ class _Pass:
         assert study.examples is not None
         objective = Objective(model, study.loaded.task, study.sites)
         objective.on_inputs = self._begin
-        drawn = self.weighting is Weighting.SENSITIVITY
-        wanted = Wanted(self.weighting is Weighting.GRADIENT, int(drawn), study.options.seed)
         notes: list[str] = []
         done, count = 0, len(study.examples)
         with watch(model, study.sites, pulls=True) as seen:
             for batch in batches(study):
-                for part, _ in in_halves(lambda part: objective.run(part, seen, wanted), batch, notes):
-                    for site in study.sites:
-                        record = seen.records[site.id]
-                        if record.output is not None:
-                            self._add(site, part, record.output, record.pull)
-                        record.output = record.pull = None  # a site that the next batch does not run shows nothing
+                for wanted in self._wanted():
+                    for part, _ in in_halves(lambda part, want=wanted: objective.run(part, seen, want), batch, notes):
+                        for site in study.sites:
+                            record = seen.records[site.id]
+                            if record.output is not None:
+                                self._add(site, part, record.output, record.pull)
+                            record.output = record.pull = None  # a site that the next batch does not run shows nothing
                 done += len(batch)
                 if study.progress is not None:
                     study.progress(done, count)
-        return [SiteMoments(one.layers, one.covariance(), self._cost(one, count)) for one in self.sums.values()]
+        times = count * len(self._wanted())
+        return [SiteMoments(one.layers, one.covariance(), self._cost(one, times)) for one in self.sums.values()]
+
+    def _wanted(self) -> list[Wanted]:
+        """The backward passes that a batch takes, each after a forward pass of its own."""
+        seed, drawn = self.study.options.seed, self.weighting is Weighting.SENSITIVITY
+        if not drawn:
+            return [Wanted(self.weighting is Weighting.GRADIENT, 0, seed)]
+        examples = self.study.examples
+        assert examples is not None
+        positions = sum(len(one.targets) for one in examples.items)
+        draws = min(MOST_DRAWS, -(-ENOUGH_DRAWN // max(1, positions)))
+        return [Wanted(False, 1, seed + (number << 32), smooth=True) for number in range(draws)]
 
     def _begin(self, inputs: dict[str, Any], batch: Batch) -> None:
         self.texts = Texts.of(inputs, batch)

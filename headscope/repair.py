@@ -1,8 +1,9 @@
 """Repair: the heads that stay are taught to also say what the removed ones said, by least squares in their W_o.
 
 Site by site in the order in which the model runs, the columns of the output projection that belong to surviving heads,
-and its bias where it has one, are fitted anew: to what the whole model's projection writes, given what the smaller
-model, repaired so far, puts in. The ridge holds towards the old weights and is chosen by the error on held-out
+and its bias where it has one, are fitted anew: so that the stream they write to is what it is in the whole model, given
+what the smaller model, repaired so far, puts in. Where there is no such stream, what the projection writes is what is
+compared. The ridge holds towards the old weights and is chosen by the error on held-out
 examples. A site whose held-out error does not fall keeps its weights, and there is no repair at all unless the
 divergence from the whole model falls on held-out examples.
 """
@@ -39,8 +40,8 @@ class SiteRepair:
     """What stands in one output projection after a repair, and what it was worth.
 
     `columns` are `[kept_head d_value d_model]` in the order of `heads`, `bias` is `[d_model]` or None where the
-    projection has none; both hold numbers of the stored format, as float64. Errors are those of the projection's
-    output against the whole model's on held-out tokens: squared, summed over the width, the mean over tokens.
+    projection has none; both hold numbers of the stored format, as float64. Errors are those of the stream behind
+    the projection against the whole model's on held-out tokens: squared, summed over the width, the mean over tokens.
     """
 
     site: SiteId
@@ -63,18 +64,24 @@ class Repair:
 
 
 def fit(
-    study: Study, plan: Plan, *, ridges: Sequence[float] = RIDGES, dtype: torch.dtype | None = None
+    study: Study,
+    plan: Plan,
+    *,
+    ridges: Sequence[float] = RIDGES,
+    dtype: torch.dtype | None = None,
+    streams: bool = True,
 ) -> Repair | None:
     """The repair of a study's model without the plan's heads, from the study's examples; None where none helps.
 
     A quarter of the examples, seeded, is held out: to choose among `ridges`, and to accept. `dtype` is the number
-    format in which the new weights will be stored (default: the model's). The model is as before afterwards.
+    format in which the new weights will be stored (default: the model's). Without `streams` each projection is fitted
+    to what it writes in the whole model, and what was lost before it is left alone. The model is as before afterwards.
 
     Raises:
         DataError: a loss or a divergence is not finite.
     """
     assert study.examples is not None, "a repair needs examples"
-    found = _Fitting(study, plan, ridges, dtype or study.loaded.model.dtype)
+    found = _Fitting(study, plan, ridges, dtype or study.loaded.model.dtype, streams=streams)
     return found.accepted(tuple(found.sites()))
 
 
@@ -107,13 +114,13 @@ def _patches(model: PreTrainedModel, sites: Sequence[Site], repairs: Sequence[Si
 class _Fitting:
     """The passes over the examples that one repair takes."""
 
-    def __init__(self, study: Study, plan: Plan, ridges: Sequence[float], dtype: torch.dtype) -> None:
+    def __init__(self, study: Study, plan: Plan, ridges: Sequence[float], dtype: torch.dtype, *, streams: bool) -> None:
         self.study, self.plan, self.ridges, self.dtype = study, plan, ridges, dtype
         loaded = study.loaded
         self.model = loaded.model
         self.objective = Objective(loaded.model, loaded.task, study.sites)
         self.closed = gates(study.sites, plan)
-        self.beside = SideBySide(self.objective, self.closed)
+        self.beside = SideBySide(self.objective, self.closed, streams=streams)
         assert study.examples is not None
         fitted, held = held_out(study.examples, study.options.seed, split=_SPLIT)
         self.fitted, self.held = self._batches(fitted), self._batches(held)
@@ -205,6 +212,21 @@ class _Fitting:
         return Repair(found, before.divergence, after.divergence, tuple(dict.fromkeys(self.notes)))
 
 
+def divergence(study: Study, plan: Plan) -> float:
+    """How far a model without the plan's heads, unrepaired, is from the whole one on the examples that are held out."""
+    loaded, closed = study.loaded, gates(study.sites, plan)
+    objective = Objective(loaded.model, loaded.task, study.sites)
+    assert study.examples is not None
+    _, held = held_out(study.examples, study.options.seed, split=_SPLIT)
+
+    def less(batch: Batch) -> Tensor:
+        with gate(loaded.model, closed, study.sites):
+            return objective.forward(batch)
+
+    found = judge([objective.forward, less], loaded.task, loaded.task_name, batches(study.on(held)))
+    return found[1].divergence
+
+
 class Mender:
     """Repairs plans by the same examples and settings; the last repair is kept, since it is often asked for twice."""
 
@@ -219,6 +241,11 @@ class Mender:
             self._last = fit(self.study, plan, ridges=self.ridges, dtype=self.dtype) if plan.removed else None
             self._removed = plan.removed
         return self._last
+
+    def divergence(self, plan: Plan) -> float:
+        """How far the repaired model is from the whole one on the examples that the repair holds out."""
+        repair = self.repair(plan)
+        return divergence(self.study, plan) if repair is None else repair.divergence_after
 
     @contextlib.contextmanager
     def mended(self, plan: Plan) -> Iterator[None]:

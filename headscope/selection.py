@@ -10,12 +10,13 @@ from headscope.boundary import boundaries
 from headscope.capture import gate
 from headscope.choice import Rules, choose, choose_round, possible_counts, removal_order, round_counts, wanted_count
 from headscope.counts import total_heads
-from headscope.criteria import choose_criterion, load_criterion
+from headscope.criteria import candidates, choose_criterion, load_criterion
 from headscope.errors import InvalidPlan, ThresholdError, UsageError
+from headscope.examples import HELD_OUT
 from headscope.heads import HeadId, Site, parse_heads
 from headscope.plan import Plan, SiteHeads, read_plan, require_removable
 from headscope.portable import carried
-from headscope.repair import Mender
+from headscope.repair import Mender, divergence
 from headscope.request import Request
 from headscope.score_files import read_scores
 from headscope.study import Study
@@ -114,6 +115,7 @@ class _Chooser:
         if len(able) < len(study.sites):
             self.notes.append(f"{len(study.sites) - len(able)} sites whose heads are coupled keep all of them")
         self.history: list[dict[str, Any]] = []
+        self._first_scores: dict[str, Mapping[HeadId, float]] = {}
         self.criterion = "scores"
         if request.scores is None:
             labelled = study.examples is not None and study.examples.labelled
@@ -121,6 +123,7 @@ class _Chooser:
 
     def choose(self, trials: Trials | None) -> Selection:
         """By number, or as much as the limit allows."""
+        self._settle()
         if self.request.ratio is None:
             scores = self._scores(())
             removed = self._search(scores, trials)
@@ -137,6 +140,36 @@ class _Chooser:
             rounds=self.request.rounds,
         )
         return Selection(plan, tuple(self.notes), tuple(self.history))
+
+    def _settle(self) -> None:
+        """Let `auto` be the candidate whose plan diverges least, repaired if it is to be, on held-out examples.
+
+        Where a limit is searched for, the plans compared remove half of what can go.
+        """
+        examples = self.study.examples
+        if self.request.criterion != "auto" or self.request.scores is not None:
+            return
+        if examples is None or len(examples) < HELD_OUT:
+            return
+        found: dict[str, float] = {}
+        for name in candidates(examples.labelled):
+            self.criterion = name
+            plan = Plan(self.sites, tuple(sorted(self._removed(self._scores(())))))
+            mender = self.mender
+            found[name] = divergence(self.study, plan) if mender is None else mender.divergence(plan)
+        self.criterion = min(found, key=found.__getitem__)
+        listing = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
+        self.notes.append(f"auto is {self.criterion}: divergence on held-out examples: {listing}")
+
+    def _removed(self, scores: Mapping[HeadId, float]) -> Sequence[HeadId]:
+        """What goes by these scores in one round."""
+        if self.request.ratio is not None:
+            goal = wanted_count(self.request.ratio, self.sites)
+            return choose(self.able, scores, goal, self.rules, total=total_heads(self.sites))
+        steps = removal_order(self.able, scores, self.rules)
+        if self.request.target_parameters is not None:
+            return self._small_enough(steps, self.request.target_parameters)
+        return _first(steps, -(-len(steps) // 2))
 
     def _rounds(self, goal: int) -> tuple[Sequence[HeadId], Mapping[HeadId, float]]:
         """Remove `goal` heads in rounds, each by scores of what is left then."""
@@ -161,6 +194,8 @@ class _Chooser:
         if self.request.scores is not None:
             assert self.request.by is not None
             return read_scores(self.request.scores, self.request.by, heads)
+        if not gone and self.criterion in self._first_scores:
+            return self._first_scores[self.criterion]
         criterion = load_criterion(self.criterion)
         if criterion.needs_data and self.study.examples is None:
             raise UsageError(
@@ -171,8 +206,12 @@ class _Chooser:
         less = gate(self.study.loaded.model, gates(self.study.sites, plan), self.study.sites)
         with less if self.mender is None else self.mender.mended(plan):
             if criterion.greedy is None:
-                return criterion.scores(self.study, self.seed)
-            return criterion.greedy(self.study, self.seed, blocks(self.sites, self.rules, gone=gone))
+                found = criterion.scores(self.study, self.seed)
+            else:
+                found = criterion.greedy(self.study, self.seed, blocks(self.sites, self.rules, gone=gone))
+        if not gone:
+            self._first_scores[self.criterion] = found
+        return found
 
     def _search(self, scores: Mapping[HeadId, float], trials: Trials | None) -> tuple[HeadId, ...]:
         steps = removal_order(self.able, scores, self.rules)

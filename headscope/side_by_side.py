@@ -1,7 +1,8 @@
 """Side by side: the whole model and one without some of its heads on the same batch, up to one output projection.
 
-What the whole model's projection writes, less what the other's writes, is what that projection lacks. Both runs stop
-as soon as the projection has run, and nothing is kept of a batch but its moments.
+What the whole model's projection writes, less what the other's writes, is what that projection lacks. Where what it
+writes is added to a stream at once, the sums are compared instead: the projection then also lacks what the stream
+lost before it. Both runs stop as soon as that is known, and nothing is kept of a batch but its moments.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from headscope.capture import Layout, gate
 from headscope.examples import Batch
@@ -29,34 +31,74 @@ class _Reached(BaseException):
 
 @dataclass(frozen=True)
 class _Call:
-    """What one call of a projection read and wrote."""
+    """What one call of a projection read, and what it wrote or the sum that this joined."""
 
     read: Tensor
     wrote: Tensor
 
 
-class SideBySide:
-    """A model whole, and with gates of 0 (`closed`) for the heads that it is to lose."""
+_SUMS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 
-    def __init__(self, objective: Objective, closed: Mapping[SiteId, Tensor]) -> None:
-        self.objective, self.closed = objective, closed
+
+class _Joining(TorchFunctionMode):
+    """Notes the first sum of what a projection wrote with something else of its shape.
+
+    The tensor `wrote` is kept, so that no other can come to lie where it lies; dropout that is off returns it as it is.
+    """
+
+    def __init__(self, on_sum: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self.on_sum = on_sum
+        self.wrote: Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        wrote = self.wrote
+        if wrote is not None and getattr(func, "__name__", "") in _SUMS and isinstance(result, Tensor):
+            same = [one for one in args[:2] if isinstance(one, Tensor) and one.shape == wrote.shape]
+            if len(same) == 2 and any(one.data_ptr() == wrote.data_ptr() for one in same):
+                self.wrote = None
+                self.on_sum(result)
+        return result
+
+
+class SideBySide:
+    """A model whole, and with gates of 0 (`closed`) for the heads that it is to lose.
+
+    With `streams`, what a projection lacks is seen in the stream that it writes to, where there is one.
+    """
+
+    def __init__(self, objective: Objective, closed: Mapping[SiteId, Tensor], *, streams: bool = True) -> None:
+        self.objective, self.closed, self.streams = objective, closed, streams
         self._texts = Texts({}, None, None)
+        self._joined: set[str] = set()
         objective.on_inputs = self._begin
 
     def _begin(self, inputs: dict[str, Any], batch: Batch) -> None:
         self._texts = Texts.of(inputs, batch)
 
     def order(self, batch: Batch) -> list[str]:
-        """The paths of the output projections in the order in which they first run on a batch."""
+        """The paths of the output projections in the order in which they first run on a batch.
+
+        It is also seen which of them write to a stream; call it before `moments`.
+        """
         model = self.objective.model
         found: dict[str, None] = {}
+        joining = _Joining(lambda result: self._joined.add(last[0]))
+        last: list[str] = []
 
-        def noting(path: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-            return lambda module, args: found.setdefault(path)
+        def noting(path: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+            def note(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+                found.setdefault(path)
+                last[:], joining.wrote = [path], output
+
+            return note
 
         with contextlib.ExitStack() as stack, torch.no_grad():
             for path in {site.output for site in self.objective.sites}:
-                stack.callback(model.get_submodule(path).register_forward_pre_hook(noting(path)).remove)
+                stack.callback(model.get_submodule(path).register_forward_hook(noting(path)).remove)
+            if self.streams:
+                stack.enter_context(joining)
             self.objective.forward(batch)
         return list(found)
 
@@ -91,18 +133,29 @@ class SideBySide:
     def _calls(self, batch: Batch, sites: Sequence[Site]) -> list[_Call]:
         """What the projection read and wrote for each layer that uses it."""
         found: list[_Call] = []
+        path = sites[0].output
 
-        def note(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            found.append(_Call(args[0], output))
+        def keep(read: Tensor, wrote: Tensor) -> None:
+            found.append(_Call(read, wrote))
             if len(found) == len(sites):
                 raise _Reached
 
-        handle = self.objective.model.get_submodule(sites[0].output).register_forward_hook(note)
-        try:
-            with torch.no_grad(), contextlib.suppress(_Reached):
-                self.objective.forward(batch)
-        finally:
-            handle.remove()
+        with contextlib.ExitStack() as stack:
+            joining = _Joining(lambda result: keep(reads[0], result))
+            reads: list[Tensor] = []
+
+            def note(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+                if path not in self._joined:
+                    keep(args[0], output)
+                    return
+                reads[:], joining.wrote = [args[0]], output
+
+            stack.callback(self.objective.model.get_submodule(path).register_forward_hook(note).remove)
+            stack.enter_context(contextlib.suppress(_Reached))
+            stack.enter_context(torch.no_grad())
+            if path in self._joined:
+                stack.enter_context(joining)
+            self.objective.forward(batch)
         return found
 
 

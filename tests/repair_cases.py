@@ -53,9 +53,13 @@ def one_of_each(sites: Sequence[Site]) -> Plan:
 
 
 class Plainly:
-    """The same repair with everything kept: example by example, so that nothing is padded."""
+    """The same repair with everything kept: example by example, so that nothing is padded.
 
-    def __init__(self, case: Opened, plan: Plan) -> None:
+    `stream` names the module, next to an output projection, that reads the sum which the projection writes to; without
+    it projections are fitted to what they write.
+    """
+
+    def __init__(self, case: Opened, plan: Plan, stream: tuple[str, str] | None = None) -> None:
         study = case.study
         assert study.examples is not None
         self.sites, self.model = study.sites, study.loaded.model
@@ -64,7 +68,13 @@ class Plainly:
         self.plan = plan
         fitted, _ = held_out(study.examples, study.options.seed, split=2)
         self.batches = [collate([one], fitted.pads) for one in fitted.items]
+        self.stream = stream
         self.whole = self._runs()
+
+    def _reader(self, path: str) -> str:
+        """The module that reads the sum behind a projection."""
+        assert self.stream is not None
+        return path.removesuffix(self.stream[0]) + self.stream[1]
 
     def _runs(self) -> dict[str, list[tuple[Tensor, Tensor]]]:
         """What each projection read and wrote, call by call."""
@@ -75,6 +85,14 @@ class Plainly:
             )
             for path in {site.output for site in self.sites}
         ]
+        for path in {site.output for site in self.sites} if self.stream else ():
+            place = self._reader(path)
+            reader = self.model.get_submodule(place)
+            handles.append(
+                reader.register_forward_hook(
+                    lambda module, args, output, place=place: found.setdefault(place, []).append((args[0], output))
+                )
+            )
         with torch.no_grad():
             for batch in self.batches:
                 self.objective.forward(batch)
@@ -93,6 +111,12 @@ class Plainly:
         channels = [place * site.d_value + step for place in kept for step in range(site.d_value)]
         z = torch.cat([read.flatten(0, -2) for read, _ in less[site.output]])[:, channels]
         y = torch.cat([wrote.flatten(0, -2) for _, wrote in self.whole[site.output]])
+        if self.stream is not None:
+            sums = [
+                torch.cat([read.flatten(0, -2) for read, _ in runs[self._reader(site.output)]])
+                for runs in (self.whole, less)
+            ]
+            y = torch.cat([wrote.flatten(0, -2) for _, wrote in less[site.output]]) + sums[0] - sums[1]
         is_conv = type(module).__name__ == "Conv1D"
         old = (module.weight if is_conv else module.weight.T)[channels]
         penalty = (ridge * z.square().sum(dim=0).mean()).sqrt()

@@ -26,6 +26,7 @@ FLOORS = [
     "study reports/* choice surgery",
     "inspection row_sums maps relations evaluation timing comparison_columns bootstrap alike native verify pairing",
     "output_moments",
+    "reconstruct",
     "checks survey estimate comparison repair request stored criteria/*",
     "trials",
     "pruned",

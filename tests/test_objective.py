@@ -221,3 +221,17 @@ def test_memory_that_runs_out_halves_the_batch(tmp_path: Path, monkeypatch: pyte
     for column, values in wanted.items():
         for site, value in values.items():
             assert_close(found[column][site], value, rtol=1e-9, atol=1e-12)
+
+
+def test_random_scores_have_the_covariance_of_drawn_labels() -> None:
+    """`diag(p) − p pᵀ`, the Fisher information of a choice, also where the prediction is nearly certain."""
+    from headscope.losses import scores
+
+    rows = torch.tensor([[2.0, 0.0, -1.0, 1.0], [9.0, 0.0, -3.0, 0.0]], dtype=torch.float64)
+    noise = torch.randn(200_000, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = scores(rows.expand(200_000, 2, 4), noise)
+    chance = rows.softmax(dim=-1)
+    wanted = torch.diag_embed(chance) - chance[:, :, None] * chance[:, None]
+    measured = torch.einsum("nra,nrb->rab", found, found) / len(found)
+    assert ((measured - wanted).abs() <= 0.02 * wanted.diagonal(dim1=1, dim2=2).amax(dim=1)[:, None, None]).all()
+    assert found.sum(dim=-1).abs().max() < 1e-12

@@ -19,17 +19,16 @@ from headscope.capture import gate
 from headscope.choice import choose, removal_order
 from headscope.criteria import Block, load_criterion
 from headscope.criteria.joint_fisher import fisher
-from headscope.criteria.reconstruction import by
 from headscope.downdates import RIDGE, Survivors
 from headscope.errors import UsageError
 from headscope.examples import collate
 from headscope.greedy import Quadratic, Step, order, rising
 from headscope.heads import AttentionKind, HeadId, Site, SiteId
-from headscope.losses import Distribution, draw, uniforms
 from headscope.objective import Objective
 from headscope.output_moments import Weighting, feature_blocks, output_moments, weighting_of
 from headscope.output_weights import head_columns
 from headscope.plan import Plan, SiteHeads
+from headscope.reconstruct import by
 from headscope.repair import applied, fit
 from headscope.study import Study
 from headscope.surgery import gates
@@ -117,10 +116,10 @@ def bart(tmp_path_factory: pytest.TempPathFactory) -> Opened:
 Seen = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
-def rows(study: Study, *, drawn: bool = False) -> Iterator[Seen]:
+def rows(study: Study, *, drawn: int | None = None) -> Iterator[Seen]:
     """For each example alone: what every projection read, and the gradient of the loss towards what it wrote.
 
-    The loss is the task's, or that of drawn labels, summed over positions and divided by the root of their number.
+    The loss is the task's, a mean over positions, or that of one draw from the prediction, by the root of their number.
     """
     assert study.examples is not None
     model, sites = study.loaded.model, study.sites
@@ -143,24 +142,31 @@ def rows(study: Study, *, drawn: bool = False) -> Iterator[Seen]:
         outputs = Objective(model, study.loaded.task, sites).forward(batch)
         for hook in hooks:
             hook.remove()
-        targets = batch.targets[batch.predicted].long()
-        if drawn:
-            noise = uniforms(len(outputs), seed=study.options.seed, example=example.number, draw=0)
-            targets = draw(outputs, noise, Distribution.CATEGORICAL)
-        each = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
-        loss = each.sum() / len(each) ** (0.5 if drawn else 1)
+        if drawn is None:
+            targets = batch.targets[batch.predicted].long()
+            loss = torch.nn.functional.cross_entropy(outputs, targets)
+        else:  # a random score of the prediction in place of a drawn label's
+            key = study.options.seed + (drawn << 32)
+            noise = normals(tuple(outputs.shape), seed=key, example=example.number, draw=0)
+            chance = outputs.detach().softmax(dim=-1)
+            score = chance.sqrt() * noise - chance * (chance.sqrt() * noise).sum(dim=-1, keepdim=True)
+            loss = (outputs * score).sum() / len(outputs) ** 0.5
         pulled = torch.autograd.grad(loss, list(wrote.values()))
         yield read, dict(zip(wrote, pulled, strict=True))
 
 
-def test_drawn_labels_weigh_as_in_sensitivity(bart: Opened) -> None:
+def test_draws_from_the_prediction_weigh_as_in_sensitivity(bart: Opened) -> None:
+    """Of few positions, several draws are summed: enough for a thousand pulls in all, but no more than eight."""
     study = bart.study
     assert study.examples is not None
+    draws = min(8, -(-1024 // sum(len(one.targets) for one in study.examples.items)))
+    assert draws > 1
     pulls: dict[str, Tensor] = {}
-    for _, pulled in rows(study, drawn=True):
-        for path, values in pulled.items():
-            gradient = values.flatten(0, -2)
-            pulls[path] = pulls.get(path, 0) + gradient.T @ gradient / len(study.examples)
+    for number in range(draws):
+        for _, pulled in rows(study, drawn=number):
+            for path, values in pulled.items():
+                gradient = values.flatten(0, -2)
+                pulls[path] = pulls.get(path, 0) + gradient.T @ gradient / len(study.examples) / draws
     for one in output_moments(study, Weighting.SENSITIVITY):
         site = one.layers[0]
         weight = head_columns(study.loaded.model, site, range(site.n_heads)).flatten(0, 1)

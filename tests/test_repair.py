@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from pruning_cases import difference, gates
+from pruning_cases import difference, gates, plan_of
 from repair_cases import Plainly, one_of_each, opened
 from task_cases import Opened
 from torch import Tensor
@@ -20,6 +20,7 @@ from headscope import repair as repairing
 from headscope.capture import gate
 from headscope.discovery import find_sites
 from headscope.examples import collate
+from headscope.heads import HeadId
 from headscope.least_squares import Fit, Moments, best
 from headscope.objective import Objective
 from headscope.plan import Plan
@@ -39,7 +40,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if name not in known:
             case = opened(name, tmp_path_factory.mktemp(name))
             plan = one_of_each(case.study.sites)
-            found = fit(case.study, plan, ridges=(RIDGE,))
+            found = fit(case.study, plan, ridges=(RIDGE,), streams=False)
             assert found is not None, f"{name}: no repair was found that helps"
             known[name] = case, plan, found
         return known[name]
@@ -75,6 +76,31 @@ def test_a_repair_is_least_squares_on_stored_activations(cases: Any, name: str) 
     assert {one.site.kind for one in found.sites} >= {site.id.kind for site in case.study.sites[1:]}
 
 
+STREAMS = {
+    "single": ("dense", "LayerNorm"),
+    "causal-llama": ("self_attn.o_proj", "post_attention_layernorm"),
+    "causal-gpt2": ("attn.c_proj", "ln_2"),
+}
+"""What reads the sum of an attention's output and the stream, by the paths of both modules."""
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_repair_makes_up_for_what_the_stream_lost_before(cases: Any, name: str) -> None:
+    """Norms before or behind the sum: with all sums stored, the fit is the same."""
+    case, _, _ = cases(name)
+    sites = case.study.sites
+    plan = plan_of(sites, sorted(HeadId(site.id, number) for site in sites for number in site.groups[1]))
+    found = fit(case.study, plan, ridges=(RIDGE,))
+    assert found is not None and len(found.sites) > 1
+    plainly = Plainly(case, plan, STREAMS[name])
+    for number, one in enumerate(found.sites):
+        columns, bias = plainly.columns(found, number, RIDGE)
+        assert_close(one.columns, columns, rtol=1e-8, atol=1e-8)
+        assert (one.bias is None) == (bias is None)
+        if one.bias is not None:
+            assert_close(one.bias, bias, rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("name", ["single", pytest.param("seq2seq-bart", marks=pytest.mark.slow)])
 def test_padding_is_no_token(cases: Any, name: str) -> None:
     """Batches of one hold no padding, and the others do."""
@@ -82,7 +108,7 @@ def test_padding_is_no_token(cases: Any, name: str) -> None:
     study = case.study
     single = type(study)(study.loaded, study.examples, replace(study.options, batch_size=1))
     single.__dict__["discovery"] = study.discovery
-    again = fit(single, plan, ridges=(RIDGE,))
+    again = fit(single, plan, ridges=(RIDGE,), streams=False)
     assert again is not None and len(again.sites) == len(found.sites)
     for one, other in zip(found.sites, again.sites, strict=True):
         assert_close(one.columns, other.columns, rtol=1e-8, atol=1e-9)
@@ -125,7 +151,7 @@ def test_written_into_the_smaller_model_it_says_what_the_masked_one_says(cases: 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_are_those_that_the_stored_format_holds(cases: Any, dtype: torch.dtype) -> None:
     case, plan, _ = cases("causal-llama")
-    found = fit(case.study, plan, ridges=(RIDGE,), dtype=dtype)
+    found = fit(case.study, plan, ridges=(RIDGE,), dtype=dtype, streams=False)
     assert found is not None
     small = copy.deepcopy(case.study.loaded.model).to(dtype)
     prune(small, case.study.sites, plan)
@@ -196,7 +222,7 @@ def test_a_site_without_survivors_and_what_cannot_be_repaired_are_left(tmp_path:
     assert found is None, "the last site has no head left, and the first lost none"
     mixed = opened("mixed-bitnet", tmp_path)
     assert all(site.mixes_heads for site in mixed.study.sites)
-    working = repairing._Fitting(mixed.study, one_of_each(mixed.study.sites), (RIDGE,), torch.float64)
+    working = repairing._Fitting(mixed.study, one_of_each(mixed.study.sites), (RIDGE,), torch.float64, streams=True)
     assert list(working.sites()) == [] and all("mixed before" in note for note in working.notes)
     assert len(working.notes) == len(mixed.study.sites) - 1
 

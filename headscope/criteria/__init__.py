@@ -35,6 +35,8 @@ class Criterion:
     needs_data: bool
     scores: Ranking
     greedy: Greedy | None = None
+    cheap: bool = False
+    """Whether it takes so few passes that `auto` tries it."""
 
 
 def column_of(measure: str, column: str) -> Ranking:
@@ -68,7 +70,7 @@ def one_by_one(greedy: Greedy) -> Ranking:
 
 
 def choose_criterion(name: str, labelled: bool) -> str:
-    """The name of a criterion; `auto` is importance where the data has labels for the model, else sensitivity.
+    """The name of a criterion; without anything to measure by, `auto` is importance, or sensitivity without labels.
 
     Raises:
         UsageError: there is no such criterion.
@@ -79,6 +81,14 @@ def choose_criterion(name: str, labelled: bool) -> str:
     if name not in known:
         raise UsageError(f"no criterion {name!r}", hint=nearest(name, ["auto", *known]))
     return name
+
+
+def candidates(labelled: bool) -> tuple[str, ...]:
+    """The criteria that `auto` measures against each other: the usual one, and those that a few passes give."""
+    usual = choose_criterion("auto", labelled)
+    known = {name: load_criterion(name) for name in registry.names("criteria")}
+    cheap = [name for name, one in known.items() if one.cheap and (labelled or not one.needs_labels)]
+    return tuple(dict.fromkeys([usual, *cheap]))
 
 
 def load_criterion(name: str) -> Criterion:

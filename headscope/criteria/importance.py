@@ -10,4 +10,5 @@ CRITERION = Criterion(
     needs_labels=True,
     needs_data=True,
     scores=column_of("importance", "importance"),
+    cheap=True,
 )
