@@ -235,6 +235,10 @@ class Mender:
         self._removed: tuple[HeadId, ...] | None = None
         self._last: Repair | None = None
 
+    def on(self, study: Study) -> Mender:
+        """One with the same settings for other examples of the same model."""
+        return Mender(study, ridges=self.ridges, dtype=self.dtype)
+
     def repair(self, plan: Plan) -> Repair | None:
         """The repair of a model without the plan's heads; None where none helps, as where nothing is removed."""
         if plan.removed != self._removed:

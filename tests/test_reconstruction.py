@@ -24,6 +24,7 @@ from headscope.errors import UsageError
 from headscope.examples import collate
 from headscope.greedy import Quadratic, Step, order, rising
 from headscope.heads import AttentionKind, HeadId, Site, SiteId
+from headscope.losses import normals
 from headscope.objective import Objective
 from headscope.output_moments import Weighting, feature_blocks, output_moments, weighting_of
 from headscope.output_weights import head_columns

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from checkpoints import bert, llama
 
+from headscope.criteria import candidates
 from headscope.data import DataOptions, load_examples
 from headscope.errors import InvalidPlan, ThresholdError, UsageError
 from headscope.models import LoadOptions, load
+from headscope.repair import Mender, divergence
 from headscope.selection import LOOK_AHEAD, Request, most, select
 from headscope.study import Study, StudyOptions
 from headscope.surgery import parameters_left, prune
@@ -115,7 +117,30 @@ def test_the_lowest_scores_go(sentiment: Study) -> None:
         for site in sentiment.sites
         for score, head in zip(values[site.id], site.heads, strict=True)
     )
-    assert labels(sentiment, Request(ratio=0.25)) == [str(head) for head in sorted(head for _, head in order[:18])]
+    assert labels(sentiment, Request(ratio=0.25, criterion="importance")) == [
+        str(head) for head in sorted(head for _, head in order[:18])
+    ]
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_auto_is_the_candidate_that_diverges_least(digits: Study, repair: bool) -> None:
+    """Each one's own plan, with its repair where there is to be one, on examples that choose but do not fit."""
+    mender = Mender(digits) if repair else None
+    found = select(digits, Request(ratio=0.5), None, mender=mender)
+    lost: dict[str, float] = {}
+    for name in candidates(labelled=True):
+        plan = select(digits, Request(ratio=0.5, criterion=name), None, mender=mender).plan
+        lost[name] = divergence(digits, plan) if mender is None else mender.divergence(plan)
+    assert set(lost) == {"importance", "reconstruction", "reconstruction-fisher"} and len(set(lost.values())) > 1
+    best = min(lost, key=lost.__getitem__)
+    assert found.plan.criterion == best
+    assert found.plan.removed == select(digits, Request(ratio=0.5, criterion=best), None).plan.removed
+    assert any(f"auto is {best}" in note and f"{lost[best]:.4g}" in note for note in found.notes)
+
+
+def test_auto_without_labels_tries_what_needs_none() -> None:
+    assert candidates(labelled=False)[0] == "sensitivity"
+    assert not {"importance", "fisher"} & set(candidates(labelled=False))
 
 
 def test_scores_of_a_file(sentiment: Study, tmp_path: Path) -> None:
@@ -128,7 +153,9 @@ def test_scores_of_a_file(sentiment: Study, tmp_path: Path) -> None:
 
 def test_rounds_score_what_is_left(digits: Study) -> None:
     """Each round sees the model without the heads of earlier rounds, and the last ends at the number asked for."""
-    at_once, in_rounds = (select(digits, Request(ratio=0.5, rounds=rounds), None) for rounds in (1, 3))
+    at_once, in_rounds = (
+        select(digits, Request(ratio=0.5, rounds=rounds, criterion="importance"), None) for rounds in (1, 3)
+    )
     assert [entry["gone"] for entry in in_rounds.history] == [5, 11, 16]
     assert len(in_rounds.plan.removed) == len(at_once.plan.removed) == 16
     first = set(in_rounds.history[0]["taken"])
@@ -166,13 +193,13 @@ def test_target_parameters_are_met_by_as_few_heads_as_can_be(tmp_path: Path) -> 
 def test_limits_are_judged_on_held_out_examples(digits: Study) -> None:
     trials = Trials(digits, None)
     for limit in (0.02, 0.2):
-        plan = select(digits, Request(max_loss_increase=limit), trials).plan
+        plan = select(digits, Request(max_loss_increase=limit, criterion="importance"), trials).plan
         found = trials.judged(plan)
         assert found.final.loss - found.whole.loss <= limit
-    loose = select(digits, Request(max_loss_increase=0.2), trials).plan
-    tight = select(digits, Request(max_loss_increase=0.02), trials).plan
+    loose = select(digits, Request(max_loss_increase=0.2, criterion="importance"), trials).plan
+    tight = select(digits, Request(max_loss_increase=0.02, criterion="importance"), trials).plan
     assert len(loose.removed) > len(tight.removed) > 0
-    kept = select(digits, Request(keep_metric=0.9), trials).plan
+    kept = select(digits, Request(keep_metric=0.9, criterion="importance"), trials).plan
     found = trials.judged(kept)
     assert found.final is found.pruned and found.repair is None
     assert found.pruned.metric >= 0.9 * found.whole.metric
