@@ -202,8 +202,8 @@ class Study:
         """What removing each group of heads at once does to loss and metric; with a budget, an estimate.
 
         Raises:
-            UsageError: there are no data or no labels, or the budget is too small.
-            KeyError: a head is not one of the model's.
+            UsageError: there are no data or no labels, a group is empty or names a head that is not there, or the
+                budget is too small.
         """
         if self.examples is None or not self.examples.labelled:
             raise UsageError("ablation needs data with labels for this model")
