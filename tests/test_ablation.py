@@ -57,8 +57,8 @@ REACHED = tuple(
 cross attention, windows, two towers, and (wav2vec2) tensors that are changed in place."""
 
 
-COSTLY = ("seq2seq-bart", "seq2seq-t5", "question-answering", "image-classification", "llama-class", "gpt2-class")
-"""Tasks whose metric is compared in the slow run; others of the same kind of metric are in the default run."""
+COSTLY = {name for name in LABELLED if name not in ("single", "causal-llama", "masked", "pair", "regression")}
+"""Tasks whose metric is compared in the slow run; those left have metrics of losses, of counts, and of all examples."""
 
 
 @pytest.fixture(scope="module")
@@ -107,10 +107,10 @@ def joined(scores: Scores, column: str) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "limit"),
     [
-        ("sentiment-minilm", 2),
-        ("llama-gqa-web", 2),
-        pytest.param("t5-g2p", 3, marks=pytest.mark.slow),
         ("vit-digits", 3),
+        ("llama-gqa-web", 2),
+        pytest.param("sentiment-minilm", 2, marks=pytest.mark.slow),
+        pytest.param("t5-g2p", 3, marks=pytest.mark.slow),
     ],
 )
 def test_samples_equal_passes_with_gates(name: str, limit: int) -> None:
@@ -179,7 +179,10 @@ def slow_if(names: Iterable[str], slow: Collection[str]) -> list[Any]:
 
 @pytest.mark.parametrize(
     "name",
-    slow_if(["single", "causal-gpt2", "causal-llama", "seq2seq-t5", "masked", "regression"], ["seq2seq-t5", "masked"]),
+    slow_if(
+        ["single", "causal-gpt2", "causal-llama", "seq2seq-t5", "masked", "regression"],
+        ["seq2seq-t5", "masked", "regression"],
+    ),
 )
 def test_ablation_is_a_loop_over_gates_through_transformers_loss(name: str, opened: Open) -> None:
     case = opened(name)
@@ -424,10 +427,11 @@ def test_the_command_line(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.
     assert few.code == 0, few.err
     assert all(row[-3] and float(row[-2]) > 0 and row[-1] == "" for row in few.rows[1:])
     assert "rank correlation" not in few.err
+    assert "ablation is estimated: 12 to 12 exact runs each, of 20 examples" in few.err
     assert {row[-3] for row in few.rows} != {row[-3] for row in ran.rows}
     enough = run(*ask, "--budget", "20")  # all of them: exact
     assert enough.rows == ran.rows
-    refused(run(*ask, "--budget", "11"), 2, "--budget 11", "12 or more")
+    refused(run(*ask[:-1], "ablation,only", "--budget", "11"), 2, "--budget 11", "12 or more")
     refused(run(*ask, "--budget", "0"), 2, "--budget 0: expected a positive whole number")
 
 

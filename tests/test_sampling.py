@@ -81,7 +81,7 @@ def test_fewer_runs_than_plain_means_at_equal_error() -> None:
     truth = values.mean(dim=0)
     plain = torch.zeros_like(values)
     squares = [
-        sum(float((one.mean - truth).square().sum()) for one in many(first, values, 24, 60)) for first in (guess, plain)
+        sum(float((one.mean - truth).square().sum()) for one in many(first, values, 24, 30)) for first in (guess, plain)
     ]
     assert squares[0] < squares[1] / 4
 
@@ -122,15 +122,10 @@ def test_on_a_real_classifier(name: str, length: int | None, worth: float) -> No
     wanted = estimate(guess, Lookup(values), 16, seed=5)
     assert_close(sampled.change, wanted.mean, rtol=0, atol=2e-5)
     assert_close(sampled.error, wanted.error, rtol=1e-2, atol=1e-6)
-    found, plain = (many(first, values, 16, 40) for first in (guess, torch.zeros_like(guess)))
+    found, plain = (many(first, values, 16, 30) for first in (guess, torch.zeros_like(guess)))
     truth = values.mean(dim=0)
     assert float(covered(found, truth).mean()) >= 0.9
     errors, others = (torch.stack([one.mean for one in some]) - truth for some in (found, plain))
     squares = errors.square().mean(dim=0).sum()
-    print(
-        float(errors.mean(dim=0).square().sum() / squares),
-        float(others.square().mean(dim=0).sum() / squares),
-        float(covered(found, truth).mean()),
-    )
-    assert errors.mean(dim=0).square().sum() < 0.06 * squares  # noise alone is 1 / 40
+    assert errors.mean(dim=0).square().sum() < 0.08 * squares  # noise alone is 1 / 30
     assert others.square().mean(dim=0).sum() > worth * squares
