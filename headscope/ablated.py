@@ -123,6 +123,8 @@ def sampled(bench: Bench, removals: Sequence[Removal], budget: int, *, seed: int
 
     found = estimate(guess, run, budget, seed=seed)
     none = torch.full_like(found.mean, torch.nan)
+    least, most = int(found.runs.min()), int(found.runs.max())
+    bench.notes.append(f"ablation is estimated: {least} to {most} exact runs each, of {len(guess)} examples")
     return Ablation(found.mean, found.error, none, estimate=found, notes=tuple(bench.notes))
 
 

@@ -91,9 +91,11 @@ class Replay:
         with evaluating(model), torch.no_grad():
             calls = _trace(model, inputs)
             found = cls(model, sites, _routes(model, sites, calls))
-            recording = found._record(inputs)
+            recording = Recording()
+            with found.recording(recording):
+                whole = _tensors(model(**inputs))
             found._expected = recording.order
-            kept = {id: route for id, route in found.routes.items() if found._proved(route.site, inputs, recording)}
+            kept = {id: one for id, one in found.routes.items() if found._proved(one.site, inputs, recording, whole)}
             proved = cls(model, sites, kept)
             proved._expected = [path for path in recording.order if path in proved._modules]
         return proved
@@ -157,19 +159,14 @@ class Replay:
         if carrier is None or carrier not in seen.outputs or path not in seen.outputs or path not in seen.inputs:
             return None
         wrote, returned = seen.outputs[path], seen.outputs[carrier]
+        if sum(item is wrote for item in _items(returned)) != 1:
+            return None  # on these inputs the carrier did more than on the made-up ones
         left = without_heads(self._modules[path], route.site, seen.inputs[path], wrote, places)
         return left if returned is wrote else tuple(left if item is wrote else item for item in returned)
 
-    def _record(self, inputs: Mapping[str, Any]) -> Recording:
-        seen = Recording()
-        with self.recording(seen):
-            self.model(**inputs)
-        return seen
-
-    def _proved(self, site: Site, inputs: Mapping[str, Any], seen: Recording) -> bool:
-        """Whether replay and gate agree, to far less than what the removed head does."""
+    def _proved(self, site: Site, inputs: Mapping[str, Any], seen: Recording, whole: Sequence[Tensor]) -> bool:
+        """Whether replay and gate agree, to far less than what the removed head does to what the `whole` model says."""
         removed = {site.id: (site.id.layer % site.n_heads,)}
-        whole = _tensors(self.model(**inputs))
         with self.without(removed):
             gated = _tensors(self.model(**inputs))
         with self.without(removed, seen):
@@ -262,8 +259,7 @@ def _carrier(projection: _Call, by_path: Mapping[str, Sequence[_Call]]) -> _Call
     """The outermost call that hands on the projection's output untouched."""
     carrier = projection
     for call in projection.around():
-        items = call.output if type(call.output) is tuple else (call.output,)
-        same = [item for item in items if item is projection.output]
+        same = [item for item in _items(call.output) if item is projection.output]
         if len(same) != 1 or len(by_path[call.path]) != 1 or _versions(same[0]) != projection.versions:
             break
         carrier = call
@@ -273,6 +269,11 @@ def _carrier(projection: _Call, by_path: Mapping[str, Sequence[_Call]]) -> _Call
 def _worth(module: nn.Module, call: _Call) -> bool:
     """Whether a module's answer saves a matrix product or more, for the memory of its output."""
     return bool(_tensors(call.output)) and any(parameter.dim() > 1 for parameter in module.parameters())
+
+
+def _items(output: Any) -> tuple[Any, ...]:
+    """What a module returned, one by one where it is a plain tuple."""
+    return output if type(output) is tuple else (output,)
 
 
 def _tensors(output: Any) -> list[Tensor]:

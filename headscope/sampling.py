@@ -83,18 +83,20 @@ def shares(spread: Tensor, pilot: int, budget: int, examples: int) -> Tensor:
     pilot, no more than there are, and together at most `budget` times the number of quantities.
     """
 
-    def counts(scale: float) -> Tensor:
-        blocks = ((spread * scale - pilot) / BLOCK + 0.5).floor().clamp(0, examples)
-        return (pilot + BLOCK * blocks.long()).clamp_max(examples)
+    wide = spread.numpy()
 
-    low, high = 0.0, examples / max(float(spread[spread > 0].min()), 1e-300) + 1 if bool((spread > 0).any()) else 1.0
+    def counts(scale: float) -> numpy.ndarray:
+        blocks = numpy.floor((wide * scale - pilot) / BLOCK + 0.5).clip(0, examples)
+        return (pilot + BLOCK * blocks.astype(numpy.int64)).clip(max=examples)
+
+    low, high = 0.0, examples / max(float(wide[wide > 0].min()), 1e-300) + 1 if bool((wide > 0).any()) else 1.0
     for _ in range(64):
         middle = (low + high) / 2
-        if int(counts(middle).sum()) <= budget * len(spread):
+        if int(counts(middle).sum()) <= budget * len(wide):
             low = middle
         else:
             high = middle
-    return counts(low)
+    return torch.from_numpy(counts(low))
 
 
 def _spread(missed: Tensor, seen: Tensor, guess: Tensor) -> Tensor:

@@ -158,10 +158,10 @@ class Study:
             notes.append("the language-model head cannot be run apart from this model: its logits are held whole")
         alone: dict[int, Tensor] = {}
         ablated: dict[int, Tensor] = {}
+        if Need.ABLATED in needs:  # before `only`, so that a budget which is too small is refused at once
+            ablated, progress = self._ablated(objective, sums, notes, progress), None
         if Need.ALONE in needs:
             alone, progress = self._alone(objective, notes, progress), None
-        if Need.ABLATED in needs:
-            ablated, progress = self._ablated(objective, sums, notes, progress), None
         total = torch.zeros((), dtype=torch.float64)
         labelled = done = 0
         with contextlib.ExitStack() as stack:
@@ -202,8 +202,8 @@ class Study:
         """What removing each group of heads at once does to loss and metric; with a budget, an estimate.
 
         Raises:
-            UsageError: there are no data or no labels, or the budget is too small.
-            KeyError: a head is not one of the model's.
+            UsageError: there are no data or no labels, a group is empty or names a head that is not there, or the
+                budget is too small.
         """
         if self.examples is None or not self.examples.labelled:
             raise UsageError("ablation needs data with labels for this model")
