@@ -165,6 +165,7 @@ def prune(
     Exactly one of `ratio`, `heads`, `plan`, `keep_metric`, `max_loss_increase` and `target_parameters` says how many.
     `compensate` refits what the heads that stay write by (default: where there is `data`). The result holds the `plan`,
     the costs and the quality before and after, with and without repair (`verdict`), and the proof (`verification`).
+    The number of steps that train `gates` is in `options`, as the seed is.
 
     Raises:
         HeadscopeError: the request cannot be met, or the proof failed; nothing is left on disk then.

@@ -149,7 +149,7 @@ def divergences(first: Tensor, other: Tensor, kind: Distribution) -> Tensor:
     if kind is Distribution.CATEGORICAL:
         log_a, log_b = a.log_softmax(dim=1), b.log_softmax(dim=1)
         chance = log_a.exp()
-        return torch.where(chance > 0, chance * (log_a - log_b), 0.0).sum(dim=1)
+        return torch.where(chance == 0, 0.0, chance * (log_a - log_b)).sum(dim=1)
     if kind is Distribution.GAUSSIAN:
         return (a[:, 0] - b[:, 0]) ** 2  # (a − b)² / 2σ² with variance one half
     return (F.normalize(a, dim=1) - F.normalize(b, dim=1)).square().sum(dim=1) / 2

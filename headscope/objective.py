@@ -7,7 +7,7 @@ loss is the sum of the examples' losses, so examples do not mix and the batch si
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from headscope.capture import Watch
+from headscope.capture import Watch, gate
 from headscope.errors import DataError
 from headscope.examples import Batch
 from headscope.heads import Site, SiteId
@@ -67,6 +67,20 @@ class Said:
     loss: Tensor
     lost: Tensor
     predicted: Tensor | None = None
+
+
+Distance = Callable[[Tensor, Tensor], Tensor]
+"""How far predictions are from the first ones, `[row]` in float64, both `[row class]`; it must have a gradient."""
+
+
+@dataclass(frozen=True)
+class Apart:
+    """How far gates move what a model says: `distance` `[example]`, and its gradient towards each example's gates,
+    `[example head]` of each site; in float64 on the host.
+    """
+
+    distance: Tensor
+    pulls: dict[SiteId, Tensor]
 
 
 @dataclass
@@ -155,6 +169,41 @@ class Objective:
         if finite:
             self._require_finite(batch, torch.stack(finite).all(dim=0), "a gradient")
         return outcome
+
+    def apart(self, batch: Batch, gates: Mapping[SiteId, Tensor], distance: Distance) -> Apart:
+        """Run a batch as it is and with gates, `[example head]` of each site; the distance is a mean over positions.
+
+        Weights get no gradient, whether or not they ask for one.
+
+        Raises:
+            DataError: a distance or a gradient is not finite.
+        """
+        narrow = self.model.device.type == "mps"  # which has no float64
+        wide = torch.promote_types(self.model.dtype, torch.float32)
+        leaves = [gates[site.id].to(wide).to(self.model.device).requires_grad_(True) for site in self.sites]
+        placed = {site.id: leaf[:, None, :, None] for site, leaf in zip(self.sites, leaves, strict=True)}
+        with torch.no_grad():
+            whole = self._rows(batch, Wanted())
+        with torch.enable_grad(), gate(self.model, placed, self.sites):
+            rows = self._rows(batch, Wanted())
+        total = torch.zeros(len(batch), dtype=torch.float64)
+        pull = torch.zeros_like(rows.states)
+        for part in self._parts(rows):
+            with torch.no_grad():
+                first = whole.finish(whole.states[part])
+            states = rows.states[part].detach().requires_grad_(True)
+            with torch.enable_grad():
+                outputs = rows.finish(states)
+                each = distance(first.cpu(), outputs.cpu()) if narrow else distance(first, outputs)
+            each = each / rows.positions[part].to(each.device)
+            total.index_add_(0, rows.example[part].cpu(), each.detach().cpu())
+            (pull[part],) = torch.autograd.grad(each.sum(), states)
+        self._require_finite(batch, total.isfinite(), "the divergence")
+        found = torch.autograd.grad(rows.states, leaves, pull, allow_unused=True, materialize_grads=True)
+        pulls = {site.id: one.cpu().double() for site, one in zip(self.sites, found, strict=True)}
+        finite = torch.stack([one.isfinite().all(dim=1) for one in pulls.values()])
+        self._require_finite(batch, finite.all(dim=0), "a gradient")
+        return Apart(total, pulls)
 
     def _collect(self, outcome: Outcome, seen: Watch, *, own: bool) -> None:
         for site in self.sites:

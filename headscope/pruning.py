@@ -63,6 +63,8 @@ class PruneOptions:
             raise InvalidPlan(f"no layout {self.layout!r}", hint=f"known: {', '.join(LAYOUTS)}")
         if self.request.masked is not (self.layout == "masked"):
             raise InvalidPlan("heads are only silenced with the layout masked, and only there")
+        if self.study.steps is not None and self.request.criterion != "gates":
+            raise UsageError("--steps trains gates", hint="it goes with --criterion gates")
 
 
 def prune(

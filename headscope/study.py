@@ -50,6 +50,8 @@ class StudyOptions:
     seed: int = 0
     budget: int | None = None
     """Examples that an ablated head is run on, on average; None: all."""
+    steps: int | None = None
+    """Steps of training for the criterion gates; None: its own number."""
 
 
 class Study:

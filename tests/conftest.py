@@ -14,13 +14,14 @@ from jaxtyping import install_import_hook
 
 torch.set_num_threads(1)  # tiny models: a second thread only waits
 
-SHAPED = ["headscope.capture", "headscope.losses", "headscope.matrices", "headscope.scores"]
+SHAPED = ["headscope.capture", "headscope.losses", "headscope.matrices", "headscope.scores", "headscope.subsets"]
 with install_import_hook(SHAPED, "beartype.beartype"):
     import headscope.capture
     import headscope.losses
     import headscope.matrices
     import headscope.scores
-    import headscope.scores.weights  # noqa: F401
+    import headscope.scores.weights
+    import headscope.subsets  # noqa: F401
 
 import sys
 from collections.abc import Iterator

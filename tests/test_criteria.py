@@ -53,7 +53,7 @@ class FakeStudy:
 
 def study(*, limit: int = 6, labelled: bool = True) -> Study:
     name = "vit-digits"
-    options = StudyOptions(LoadOptions(dtype="float64"), DataOptions(limit=limit))
+    options = StudyOptions(LoadOptions(dtype="float64"), DataOptions(limit=limit), steps=5)
     data = str(SAMPLES / name / TEST_FILES[name]) if labelled else None
     return Study.open(str(SAMPLES / name), data, options)
 

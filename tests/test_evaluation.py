@@ -200,6 +200,9 @@ def test_chances_of_zero_and_small_differences() -> None:
     """A class that neither model can choose adds nothing, and differences far below float32's rounding are seen."""
     never = torch.tensor([[0.0, -math.inf, 1.0]])
     assert float(evaluation.divergences(never, never + 0.5, Distribution.CATEGORICAL)) == pytest.approx(0, abs=1e-15)
+    broken = torch.full_like(never, torch.nan)
+    for pair in ((never, broken), (broken, never), (broken, broken)):
+        assert bool(evaluation.divergences(*pair, Distribution.CATEGORICAL).isnan().all()), "NaN is no divergence of 0"
     a, small = torch.tensor([[0.5, -0.25, 0.1]], dtype=torch.float64), 1e-6
     b = a + torch.tensor([[small, 0.0, 0.0]], dtype=torch.float64)
     chance = float(a.softmax(dim=1)[0, 0])

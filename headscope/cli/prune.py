@@ -52,6 +52,9 @@ def prune(
         typer.Option("--target-parameters", metavar="N", help="Remove as few as leave N parameters in all."),
     ] = None,
     criterion: Annotated[str, typer.Option("--criterion", help=f"{_CRITERIA}; lowest goes first.")] = "auto",
+    steps: Annotated[
+        str | None, typer.Option("--steps", metavar="N", help="Steps of training with --criterion gates; default 200.")
+    ] = None,
     scores: Annotated[
         Path | None,
         typer.Option("--scores", metavar="FILE", help="Choose by scores that inspect wrote (with --by)."),

@@ -38,6 +38,7 @@ class Settings:
     batch_size: int | None
     draws: int
     budget: int | None
+    steps: int | None
     top: int | None
     shown: list[str] | None
     raw: dict[str, Any]
@@ -102,6 +103,7 @@ class Settings:
             draws=self.draws,
             seed=raw["seed"],
             budget=self.budget,
+            steps=self.steps,
         )
 
     def check_model(self) -> None:
@@ -198,6 +200,7 @@ def settings(raw: dict[str, Any]) -> Settings:
         batch_size=opt.positive("--batch-size", raw["batch_size"], word="auto"),
         draws=opt.positive("--draws", raw.get("draws")) or 1,
         budget=opt.positive("--budget", raw.get("budget")),
+        steps=opt.positive("--steps", raw.get("steps")),
         top=opt.positive("--top", raw["top"]),
         shown=opt.listed(raw["columns"]),
         raw=raw,
