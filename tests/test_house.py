@@ -27,7 +27,7 @@ FLOORS = [
     "inspection row_sums maps relations evaluation timing comparison_columns bootstrap alike native verify pairing",
     "output_moments",
     "checks survey estimate comparison repair request stored criteria/*",
-    "trials",
+    "trials prepared",
     "pruned",
     "outlay selection publish likeness",
     "pruning prune_report similarity_report pair_estimate",
