@@ -56,9 +56,9 @@ def _said(quality: Quality, unit: str) -> str:
 def panels(found: Curve) -> list[Panel]:
     """What there is to draw: loss and metric where there are labels, and the divergence."""
     whole = found.whole
-    shown = [] if whole.loss is None else [Panel("loss", "loss (nats)")]
+    shown = [] if whole.loss is None else [Panel("loss", "loss", "nats")]
     shown += [] if whole.metric is None else [Panel("metric", whole.metric_name)]
-    return [*shown, Panel("divergence", f"divergence from the whole model ({found.unit})")]
+    return [*shown, Panel("divergence", "divergence from the whole model", found.unit)]
 
 
 def lines(found: Curve) -> list[Line]:

@@ -79,30 +79,42 @@ class Curve:
 
 
 def trade_off(model: str, data: str | None, options: PruneOptions, progress: Progress | None = None) -> Curve:
-    """The curve up to the request's ratio, in steps of 0.1; nothing is written, and rounds are not made.
+    """The curve up to the request's ratio, in steps of 0.1; nothing is written, and scores are made once.
 
     Raises:
         HeadscopeError: the model or the data cannot be used, or no head can be removed.
     """
-    if data is None:
-        raise UsageError("a curve is judged on data, and there is none", hint="give --data FILE")
-    loaded = load(model, options.study.load)
-    prepared = prepare(loaded, data, options.study, eval_data=options.eval_data, compensate=options.compensate)
-    return _Tracing(prepared, options, progress).curve()
+    return Tracing.open(model, data, options, progress).curve()
 
 
-class _Tracing:
-    """The way from one model and its data to a curve."""
+class Tracing:
+    """The way from one model and its data to a curve; `asked` is the criterion asked for, `auto` resolved."""
+
+    @classmethod
+    def open(cls, model: str, data: str | None, options: PruneOptions, progress: Progress | None = None) -> Tracing:
+        """Load the model, and read the data; nothing is run on them.
+
+        Raises:
+            HeadscopeError: the model or the data cannot be used.
+        """
+        if data is None:
+            raise UsageError("a curve is judged on data, and there is none", hint="give --data FILE")
+        loaded = load(model, options.study.load)
+        prepared = prepare(loaded, data, options.study, eval_data=options.eval_data, compensate=options.compensate)
+        return cls(prepared, options, progress)
 
     def __init__(self, prepared: Prepared, options: PruneOptions, progress: Progress | None) -> None:
         self.study, self.mender, self.request = prepared.study, prepared.mender, options.request
-        self.study.progress = self.progress = progress
+        self.judging, self.progress = prepared.judging, progress
+        self.study.progress = progress
         self.done = self.total = 0
-        request = self.request
+        request, examples = self.request, self.study.examples
+        self.labelled = examples is not None and examples.labelled
+        self.asked = "scores" if request.scores is not None else choose_criterion(request.criterion, self.labelled)
         self.rules = Rules(request.scope, request.unit, request.min_heads, structural=not request.masked)
         self.able = able_sites(self.study, masked=request.masked)
         self.sites = tuple(SiteHeads.of(site) for site in self.study.sites)
-        self.trials = Trials(prepared.judging, options.metric, self.mender)
+        self.trials = Trials(self.judging, options.metric, self.mender)
         self.notes = [*self.study.loaded.notes, *prepared.notes]
         if len(self.able) < len(self.sites):
             self.notes.append(f"{len(self.sites) - len(self.able)} sites whose heads are coupled keep all of them")
@@ -113,10 +125,10 @@ class _Tracing:
         examples = self.trials.whole.examples  # judged first: a metric that does not fit is refused at once
         plans = {name: self.plans(scores) for name, scores in self.rankings().items()}
         self.total = sum(map(len, plans.values()))
-        asked, *others = plans
-        series = self._bare(asked, plans[asked]) if self.mender is None else self._repaired(asked, plans[asked])
-        for name in others:
-            series += self._bare(name, plans[name])
+        series: list[Series] = []
+        for name, own in plans.items():
+            mended = name == self.asked and self.mender is not None
+            series += self._repaired(name, own) if mended else self._bare(name, own)
         direction = self.study.loaded.task.distribution is Distribution.DIRECTION
         return Curve(
             heads=total_heads(self.sites),
@@ -132,25 +144,27 @@ class _Tracing:
 
         Columns of one measure are made in one pass over the data.
         """
-        study, request = self.study, self.request
-        labelled = study.examples is not None and study.examples.labelled
-        name = "scores" if request.scores is not None else choose_criterion(request.criterion, labelled)
-        columns = COLUMNS if labelled else WITHOUT_LABELS
-        found = study.scores(["importance" if labelled else "sensitivity"])
-        rankings = {name: self._asked(name, found)}
-        for title, column in columns.items():
-            rankings.setdefault(title, by_head(study, found.values[column]))
-        return rankings | {title: load_criterion("random").scores(study, seed) for seed, title in enumerate(RANDOM)}
+        found = self.study.scores(["importance" if self.labelled else "sensitivity"])
+        rankings = {self.asked: self._asked_for(found)}
+        for title, column in self.columns.items():
+            rankings.setdefault(title, by_head(self.study, found.values[column]))
+        random = load_criterion("random")
+        return rankings | {title: random.scores(self.study, seed) for seed, title in enumerate(RANDOM)}
 
-    def _asked(self, name: str, found: Scores) -> Mapping[HeadId, float]:
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """The columns of the one measure whose series go with every curve, by the names of the series."""
+        return COLUMNS if self.labelled else WITHOUT_LABELS
+
+    def _asked_for(self, found: Scores) -> Mapping[HeadId, float]:
         """The ranking of the criterion asked for, from the scores that are there already if it is one of them."""
         if self.request.scores is not None:
             assert self.request.by is not None
             heads = [head for site in self.study.sites for head in site.heads]
             return read_scores(self.request.scores, self.request.by, heads)
-        if name in found.values:
-            return by_head(self.study, found.values[name])
-        criterion, seed = load_criterion(name), self.study.options.seed
+        if self.asked in found.values:
+            return by_head(self.study, found.values[self.asked])
+        criterion, seed = load_criterion(self.asked), self.study.options.seed
         if criterion.greedy is None:
             return criterion.scores(self.study, seed)
         return criterion.greedy(self.study, seed, blocks(self.sites, self.rules))
@@ -188,7 +202,7 @@ class _Tracing:
         self.notes += [note for repair in repairs if repair is not None for note in repair.notes]
         if None in repairs:
             listing = ", ".join(str(len(plan.removed)) for plan, one in zip(plans[1:], repairs, strict=True) if not one)
-            self.notes.append(f"no repair lowers the divergence with {listing} heads gone: the rows are without one")
+            self.notes.append(f"no repair helps with {listing} heads gone: these rows are without one")
         return [
             Series(name, True, _points(plans, [verdict.final for verdict in verdicts])),
             Series(name, False, _points(plans, [verdict.pruned for verdict in verdicts])),

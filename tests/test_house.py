@@ -32,7 +32,7 @@ FLOORS = [
     "outlay selection publish likeness",
     "pruning prune_report similarity_report pair_estimate",
     "curves",
-    "curve_report",
+    "curve_report curve_outlay",
     "api",
     "cli/options cli/talk cli/env",
     "cli/explain cli/settings",

@@ -38,7 +38,8 @@ def as_curve(given: Settings) -> Settings:
 
         if raw["metric"] not in METRICS:
             raise UsageError(f"no metric {raw['metric']!r}", hint=nearest(raw["metric"], METRICS))
-    given.require_columns([column.name for column in CURVE_COLUMNS])
+    if not given.dry_run:
+        given.require_columns([column.name for column in CURVE_COLUMNS])
     given = replace(given, raw=raw | {"output": raw["curve"], "ratio": str(FURTHEST)})
     given.check_outputs()
     given.check_model()
@@ -57,7 +58,12 @@ def _refuse_a_checkpoint(given: Settings) -> None:
 
 
 def show_curve(given: Settings, options: PruneOptions) -> None:
-    """The rows to the file, and with --plot the picture; stdout stays empty."""
+    """The rows to the file, and with --plot the picture; stdout stays empty, but for a dry run."""
+    if given.dry_run:
+        from headscope.curve_outlay import curve_outlay
+
+        given.report(curve_outlay(given.model, given.data, options), given.talk, draw=False)
+        return
     from headscope.curve_report import curve_table, summary
     from headscope.curves import trade_off
 
@@ -72,5 +78,5 @@ def _draw(given: Settings, found: Curve, path: Path, force: bool) -> None:
     from headscope.curve_report import lines, panels
     from headscope.reports._curve import draw_curves
 
-    title = f"{Path(given.model).name} without some of its {found.heads} heads, on {found.examples} held-out examples"
+    title = f"{Path(given.model).name}: its {found.heads} heads go, judged on {found.examples} held-out examples"
     draw_curves(lines(found), panels(found), title=title, path=path, force=force)

@@ -35,10 +35,11 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Panel:
-    """One quantity: its `name` among the values of the lines, and the title of its panel."""
+    """One quantity: its `name` among the values of the lines, the title of its panel, and what it is measured in."""
 
     name: str
     title: str
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,19 +88,21 @@ def _panel(axes: Axes, panel: Panel, lines: Sequence[Line]) -> None:
     known = [value for line in lines for value in line.values[name] if math.isfinite(value)]
     positive = [value for value in known if value > 0]
     log = bool(positive) and min(known) >= 0 and max(positive) > _LOG * min(positive)
-    band = [line for line in lines if line.role == _RANDOM]
-    if band:
-        _band(axes, name, band)
     for line in lines:
         if line.role != _RANDOM:
             style = {"markersize": 5, "linewidth": 1.6} | _STYLES[line.role]
             axes.plot([100 * share for share in line.shares], line.values[name], label=safe_text(line.label), **style)
+    if band := [line for line in lines if line.role == _RANDOM]:
+        _band(axes, name, band)
     if log:
         axes.set_yscale("log", nonpositive="mask")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
     whole = lines[0].values[name][0]
     if math.isfinite(whole) and (whole > 0 or not log):
         axes.axhline(whole, color="black", linestyle=(0, (5, 3)), linewidth=1.0, zorder=2, label="whole model")
-    axes.set_title(panel.title + (", log axis" if log else ""))
+    remarks = [panel.unit, "log axis" if log else "", f"whole model: {whole:.4g}" if whole else ""]
+    axes.set_title("\n".join([safe_text(panel.title), ", ".join(filter(None, remarks))]))
     axes.set_xlabel("heads removed (%)")
     axes.set_xticks(range(0, 101, 20))
     axes.set_xlim(-3, 3 + 100 * max(line.shares[-1] for line in lines))
