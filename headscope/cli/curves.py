@@ -78,5 +78,5 @@ def _draw(given: Settings, found: Curve, path: Path, force: bool) -> None:
     from headscope.curve_report import lines, panels
     from headscope.reports._curve import draw_curves
 
-    title = f"{Path(given.model).name}: its {found.heads} heads go, judged on {found.examples} held-out examples"
+    title = f"{Path(given.model).name} without some of its {found.heads} heads, on {found.examples} held-out examples"
     draw_curves(lines(found), panels(found), title=title, path=path, force=force)
