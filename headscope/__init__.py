@@ -3,6 +3,7 @@
     headscope.inspect(model, data)     every head with its measures, as a DataFrame indexed by head
     headscope.similarity(model, data)  pairs of heads, most alike first, as a DataFrame
     headscope.prune(model, data, out)  a smaller checkpoint without some heads, with a proof
+    headscope.curve(model, data)       what is lost as more and more heads go, as a DataFrame
     headscope.load(path)               a model, also a pruned one of any layout
     headscope.evaluate(models, data)   what each model does, costs and differs in, as a DataFrame
     headscope.check(model)             structure checks, as a DataFrame
@@ -17,9 +18,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headscope.api import check, evaluate, find_sites, inspect, load, prune, similarity
+    from headscope.api import check, curve, evaluate, find_sites, inspect, load, prune, similarity
 
-__all__ = ["check", "evaluate", "find_sites", "inspect", "load", "prune", "similarity"]
+__all__ = ["check", "curve", "evaluate", "find_sites", "inspect", "load", "prune", "similarity"]
 
 
 def __getattr__(name: str) -> Any:

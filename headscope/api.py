@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
 
-from headscope import checks, comparison, discovery, inspection, models, pruning, similarity_report
+from headscope import (
+    checks,
+    comparison,
+    curve_report,
+    curves,
+    discovery,
+    inspection,
+    models,
+    pruning,
+    similarity_report,
+)
+from headscope.curve_columns import FURTHEST
 from headscope.errors import UsageError
 from headscope.heads import Site
 from headscope.layouts import SHARD_SIZE
@@ -196,6 +207,54 @@ def prune(
         publication=Publication(max_shard_size, keep_extra=keep_extra, force=force),
     )
     return pruning.prune(model, data, None if output is None else Path(output), wanted)
+
+
+def curve(
+    model: str,
+    data: str,
+    *,
+    criterion: str = "auto",
+    scores: str | Path | None = None,
+    by: str | None = None,
+    scope: str = "model",
+    unit: str = "auto",
+    min_heads: int = 1,
+    layout: str = "auto",
+    metric: str | None = None,
+    eval_data: str | None = None,
+    compensate: bool | None = None,
+    options: StudyOptions | None = None,
+) -> pandas.DataFrame:
+    """One row for each order of removal and number of heads, as `headscope prune --curve` writes it.
+
+    Removes up to 0.9 of the heads by the criterion, with repair (unless `compensate` is False) and without, and without
+    repair by Michel's importance, by the same normalised within each layer, and in three random orders. `layout`
+    "masked" lets any heads go.
+
+    Raises:
+        HeadscopeError: the model or the data cannot be used, or no head can be removed.
+    """
+    if layout not in ("auto", "masked"):
+        raise UsageError(f"layout={layout!r}: a curve writes no checkpoint; expected auto or masked")
+    request = Request(
+        ratio=FURTHEST,
+        criterion=criterion,
+        scores=None if scores is None else Path(scores),
+        by=by,
+        scope=scope,
+        unit=unit,
+        min_heads=min_heads,
+        masked=layout == "masked",
+    )
+    wanted = pruning.PruneOptions(
+        request,
+        options or StudyOptions(),
+        layout=layout,
+        metric=metric,
+        eval_data=eval_data,
+        compensate=compensate,
+    )
+    return curve_report.curve_table(curves.trade_off(model, data, wanted)).frame()
 
 
 def load(

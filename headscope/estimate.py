@@ -51,7 +51,7 @@ def estimate(model: str, data: str | None, options: StudyOptions, measures: Sequ
         ("tokens", tokens, "count"),
         ("passes", passes, "forward passes"),
         ("seconds", 2.0 * parameters * tokens * passes / flops_per_second(study.loaded.model.device), "s"),
-        ("peak_bytes", weights + widest * _width(study), "bytes"),
+        ("peak_bytes", weights + widest * activation_bytes(study), "bytes"),
     ]
     return estimate_table(rows, study, notes(study, Scores(names, {})))
 
@@ -73,7 +73,7 @@ def estimate_table(rows: Iterable[tuple[str, Cell, str]], study: Study, notes: t
     return Table("estimate", ESTIMATE_COLUMNS, cells, "", study.provenance(), notes)
 
 
-def _width(study: Study) -> int:
+def activation_bytes(study: Study) -> int:
     """Bytes of activations that one token keeps alive until the backward pass: about 20 streams a layer."""
     site = max(study.sites, key=lambda site: site.d_model)
     return 20 * site.d_model * len(study.sites) * study.loaded.model.dtype.itemsize

@@ -11,11 +11,10 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from headscope import verify
-from headscope.data import load_examples
 from headscope.devices import free_memory
 from headscope.discovery import find_sites
-from headscope.errors import InvalidPlan, UnsupportedModel, UsageError
-from headscope.examples import HELD_OUT, Examples, collate, held_out
+from headscope.errors import InvalidPlan, UnsupportedModel
+from headscope.examples import collate
 from headscope.folder_writing import check_target
 from headscope.heads import Site
 from headscope.inputs import probe_inputs
@@ -26,13 +25,14 @@ from headscope.models import LoadedModel, load
 from headscope.native import native_config, native_counts
 from headscope.objective import model_inputs
 from headscope.plan import Plan
+from headscope.prepared import prepare
 from headscope.pruned import Pruned, cost
 from headscope.publish import Basis, Publication, pad_token, publish
 from headscope.reasons import RAISED, first_line
-from headscope.repair import Mender, Repair, applied, write
+from headscope.repair import Repair, applied, write
 from headscope.selection import Request, Selection, select
-from headscope.stored import as_stored, stored_format
-from headscope.study import Progress, Study, StudyOptions
+from headscope.stored import as_stored
+from headscope.study import Progress, StudyOptions
 from headscope.surgery import prune as take_out
 from headscope.surgery import silence_heads
 from headscope.trials import Trials
@@ -87,36 +87,9 @@ class _Pruning:
         self.options, self.name = options, model
         self.loaded = load(model, options.study.load)
         self.pad = pad_token(self.loaded.model.config)
-        self.notes: list[str] = list(self.loaded.notes)
-        choosing = judged = None
-        if data is not None:
-            choosing = load_examples(data, self.loaded, options.study.data)
-            self.notes += choosing.notes
-            if options.eval_data is not None:
-                judged = load_examples(options.eval_data, self.loaded, options.study.data)
-            else:
-                if len(choosing) < HELD_OUT:
-                    self.notes.append(f"{len(choosing)} examples are too few to hold any out: all choose and judge")
-                choosing, judged = held_out(choosing, options.study.seed)
-        self.study = Study(self.loaded, choosing, options.study)
-        self.judging = self.study.on(judged)
-        self.mender = self._mender(choosing)
-
-    def _mender(self, choosing: Examples | None) -> Mender | None:
-        """What repairs, by examples that choose and never by those that judge; None where nothing is to be repaired.
-
-        Raises:
-            UsageError: a repair was asked for, and there is no or too little data for one.
-        """
-        wanted, count = self.options.compensate, 0 if choosing is None else len(choosing)
-        if wanted is False or (wanted is None and choosing is None):
-            return None
-        if count < HELD_OUT:
-            if wanted:
-                raise UsageError(f"--compensate needs {HELD_OUT} examples to choose by, and there are {count}")
-            self.notes.append(f"no repair was tried: {count} examples are too few for one")
-            return None
-        return Mender(self.study, dtype=stored_format(self.loaded))
+        prepared = prepare(self.loaded, data, options.study, eval_data=options.eval_data, compensate=options.compensate)
+        self.study, self.judging, self.mender = prepared.study, prepared.judging, prepared.mender
+        self.notes: list[str] = [*self.loaded.notes, *prepared.notes]
 
     def run(self, output: Path | None, progress: Progress | None) -> Pruned:
         """Choose, judge, cut and write."""

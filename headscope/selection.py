@@ -24,7 +24,7 @@ from headscope.surgery import gates, is_separable, parameters_left, require_sepa
 from headscope.trials import Trials
 from headscope.units import blocks
 
-__all__ = ["LOOK_AHEAD", "Request", "Selection", "most", "select"]
+__all__ = ["LOOK_AHEAD", "Request", "Selection", "able_sites", "most", "select"]
 
 
 AUTO_EXAMPLES = 192
@@ -73,6 +73,18 @@ def _all(study: Study) -> tuple[SiteHeads, ...]:
     return tuple(SiteHeads.of(site) for site in study.sites)
 
 
+def able_sites(study: Study, *, masked: bool) -> tuple[SiteHeads, ...]:
+    """The sites whose heads can go: all where heads are only silenced, else those whose heads come apart exactly.
+
+    Raises:
+        InvalidPlan: there is none.
+    """
+    able = [site for site in study.sites if masked or is_separable(site)]
+    if not able:
+        require_separable(study.sites)
+    return tuple(SiteHeads.of(site) for site in able)
+
+
 def _named(study: Study, request: Request) -> Selection:
     """The heads of --heads, without those that an earlier pruning took."""
     assert request.heads is not None
@@ -110,14 +122,11 @@ class _Chooser:
     def __init__(self, study: Study, request: Request, seed: int, *, mender: Mender | None) -> None:
         self.study, self.request, self.seed, self.mender = study, request, seed, mender
         self.sites = _all(study)
-        able = [site for site in study.sites if request.masked or is_separable(site)]
-        if not able:
-            require_separable(study.sites)
-        self.able = tuple(SiteHeads.of(site) for site in able)
+        self.able = able_sites(study, masked=request.masked)
         self.rules = Rules(request.scope, request.unit, request.min_heads, structural=not request.masked)
         self.notes: list[str] = []
-        if len(able) < len(study.sites):
-            self.notes.append(f"{len(study.sites) - len(able)} sites whose heads are coupled keep all of them")
+        if len(self.able) < len(study.sites):
+            self.notes.append(f"{len(study.sites) - len(self.able)} sites whose heads are coupled keep all of them")
         self.history: list[dict[str, Any]] = []
         self._first_scores: dict[str, Mapping[HeadId, float]] = {}
         self.criterion = "scores"

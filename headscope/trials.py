@@ -76,6 +76,13 @@ class Trials:
             increase=_increase(whole, final, seed=self.study.options.seed),
         )
 
+    def compared(self, plans: Sequence[Plan]) -> list[Quality]:
+        """What the whole model scores, and the one without each plan's heads, unrepaired: one pass over the examples.
+
+        The whole model comes first.
+        """
+        return [_quality(found) for found in self._judge([self._whole, *map(self._less, plans)])]
+
     def bears(self, plan: Plan, request: Request) -> bool:
         """Whether what is lost, after the repair, stays within the request's limit."""
         found = self._judge([self._less(plan) if self.mender is None else self._mended(plan)])[0]

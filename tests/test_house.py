@@ -15,7 +15,7 @@ FLOORS = [
     "portable reload least_squares downdates",
     "errors columns shapes heads provenance losses examples rows inputs ownership taps",
     "metrics places registry devices tables cost naming jsonfiles unpack geometry stacks capture vocabulary tiles "
-    "memory sampling subsets",
+    "memory sampling subsets curve_columns",
     "tasks families greedy",
     "tasks/* families/* fields formats headers matrices objective anatomy patterns conllu criteria plan_values numbers",
     "location discovery outline clusters cells folders leftovers manifest companions card hub_data scores pairs "
@@ -28,14 +28,16 @@ FLOORS = [
     "output_moments",
     "reconstruct",
     "checks survey estimate comparison repair request stored criteria/*",
-    "trials",
+    "trials prepared",
     "pruned",
     "outlay selection publish likeness",
     "pruning prune_report similarity_report pair_estimate",
+    "curves",
+    "curve_report curve_outlay",
     "api",
     "cli/options cli/talk cli/env",
     "cli/explain cli/settings",
-    "cli/maps cli/relations",
+    "cli/curves cli/maps cli/relations",
     "cli/inspect cli/evaluate cli/prune cli/similarity",
     "cli",
 ]

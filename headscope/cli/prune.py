@@ -9,6 +9,7 @@ import typer
 
 from headscope import registry
 from headscope.cli import options as opt
+from headscope.cli.curves import as_curve, show_curve
 from headscope.cli.settings import Settings, settings
 from headscope.errors import UsageError
 
@@ -21,7 +22,7 @@ LAYOUTS = ("auto", "native", "portable", "masked")
 _CRITERIA = ", ".join(["auto", *registry.names("criteria")])
 
 
-@opt.sharing("output", "plot")
+@opt.sharing("output")
 def prune(
     model: opt.ModelArg,
     data: opt.DataOpt = None,
@@ -82,12 +83,20 @@ def prune(
         str, typer.Option("--max-shard-size", metavar="5GB", help="Largest file of weights.")
     ] = "5GB",
     keep_extra: Annotated[bool, typer.Option("--keep-extra", help="Copy every other file too.")] = False,
+    curve: Annotated[
+        Path | None,
+        typer.Option("--curve", metavar="FILE", help="Write the whole trade-off, 0 to 90 %, and no checkpoint."),
+    ] = None,
     *,
     shared: dict[str, Any],
 ) -> None:
     """Remove heads of MODEL and write a smaller checkpoint, proved to compute what the masked model computes."""
     given = settings(locals() | shared)
     _consider(given)
+    if curve is not None:
+        given = as_curve(given)
+        show_curve(given, _options(given))
+        return
     options = _options(given)
     given.check_outputs()
     output = None if given.dry_run else folder
@@ -114,7 +123,9 @@ def _consider(given: Settings) -> None:
     for name, known in (("scope", SCOPES), ("unit", UNITS), ("layout", LAYOUTS)):
         opt.one_of(f"--{name}", raw[name], known)
     opt.one_of("--criterion", raw["criterion"], ("auto", *registry.names("criteria")))
-    if raw["folder"] is None and not given.dry_run:
+    if raw["plot"] is not None and raw["curve"] is None:
+        raise UsageError("--plot draws a curve, and none is asked for", hint="give --curve FILE")
+    if raw["folder"] is None and raw["curve"] is None and not given.dry_run:
         raise UsageError("prune writes a checkpoint", hint="give -o DIR, or --dry-run to see the plan")
     if raw["compensate"] and given.data is None:
         raise UsageError("--compensate fits to data, and there is none", hint="give --data FILE")

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from headscope import registry
 from headscope.errors import UsageError, nearest
-from headscope.heads import HeadId
+from headscope.heads import HeadId, SiteId
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from headscope.study import Study
 
 Ranking = Callable[["Study", int], Mapping[HeadId, float]]
@@ -43,14 +45,16 @@ def column_of(measure: str, column: str) -> Ranking:
     """The ranking by one column of a measure of `inspect`."""
 
     def scores(study: Study, seed: int) -> Mapping[HeadId, float]:
-        values = study.scores([measure]).values[column]
-        return {
-            head: score
-            for site in study.sites
-            for head, score in zip(site.heads, values[site.id].tolist(), strict=True)
-        }
+        return by_head(study, study.scores([measure]).values[column])
 
     return scores
+
+
+def by_head(study: Study, values: Mapping[SiteId, Tensor]) -> Mapping[HeadId, float]:
+    """One column of a study's scores, `[head]` by site, under the heads' original numbers."""
+    return {
+        head: score for site in study.sites for head, score in zip(site.heads, values[site.id].tolist(), strict=True)
+    }
 
 
 def one_by_one(greedy: Greedy) -> Ranking:
