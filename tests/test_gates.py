@@ -165,6 +165,23 @@ def test_the_seed_decides_and_nothing_else(bert: Opened) -> None:
     assert learned(study_of(bert, 6, batch_size=3)) == pytest.approx(first, rel=1e-6)
 
 
+def test_the_seed_decides_which_examples_a_step_runs(bert: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, seen = Objective.apart, set[int]()
+
+    def look(self: Objective, batch: Batch, *rest: Any) -> Apart:
+        seen.update(batch.numbers)
+        return whole(self, batch, *rest)
+
+    def ran(seed: int) -> set[int]:
+        seen.clear()
+        learned(study_of(bert, 1), seed)
+        return set(seen)
+
+    monkeypatch.setattr(Objective, "apart", look)
+    assert ran(0) == ran(0) != ran(1)
+    assert len(ran(1)) == criterion.EXAMPLES
+
+
 def test_memory_that_runs_out_halves_the_batch(bert: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted, whole, sizes = learned(study_of(bert, 4)), Objective.apart, list[int]()
 
