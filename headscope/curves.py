@@ -178,11 +178,14 @@ class Tracing:
         steps = removal_order(self.able, scores, self.rules)
         total = total_heads(self.sites)
         counts = [count for count in accumulate(map(len, steps), initial=0) if count < total]
+        rules = f"--scope {self.rules.scope}, --unit {self.rules.unit} and --min-heads {self.rules.min_heads}"
         if len(counts) == 1:
-            rules = f"--scope {self.rules.scope} and --min-heads {self.rules.min_heads}"
             raise InvalidPlan(f"no head can be removed with {rules}")
         assert self.request.ratio is not None
-        shares = [number * _STEP for number in range(int(Fraction(str(self.request.ratio)) / _STEP) + 1)]
+        furthest = Fraction(str(self.request.ratio))
+        if counts[-1] < furthest * total:
+            self.notes.append(f"the curve ends at {counts[-1]} of {total} heads: no more can go with {rules}")
+        shares = [number * _STEP for number in range(int(furthest / _STEP) + 1)]
         places = sorted({_nearest(counts, share * total) for share in shares})
         return [Plan(self.sites, tuple(sorted(head for step in steps[:place] for head in step))) for place in places]
 

@@ -117,6 +117,8 @@ def test_the_series_and_their_points(digits: Sample) -> None:
     assert [(one.criterion, one.repair) for one in (first, second)] == [("fisher", True), ("fisher", False)]
     for series, start in zip(found.series, (second, *rest), strict=True):
         assert start == replace(series, points=series.points[:5]), "a repair leaves no trace"
+    assert len([note for note in found.notes if "ends at 28 of 32 heads" in note]) == 1
+    assert not any("the curve ends" in note for note in digits.start.notes)
     assert (found.heads, found.examples, found.criterion) == (32, LIMIT // 4, "fisher")
 
 
@@ -257,6 +259,7 @@ def test_the_last_heads_of_a_model_stay(tmp_path: Path) -> None:
     assert curves.total_heads(tracing.sites) == 16
     plans = tracing.plans(load_criterion("random").scores(tracing.study, 0))
     assert [len(plan.removed) for plan in plans] == [0, 8]
+    assert any("the curve ends at 8 of 16 heads" in note for note in tracing.notes)
 
 
 def test_of_two_numbers_as_near_the_larger_is_taken() -> None:

@@ -104,7 +104,7 @@ def _panel(axes: Axes, panel: Panel, lines: Sequence[Line]) -> None:
     remarks = [panel.unit, "log axis" if log else "", f"whole model: {whole:.4g}" if whole else ""]
     axes.set_title("\n".join([safe_text(panel.title), ", ".join(filter(None, remarks))]))
     axes.set_xlabel("heads removed (%)")
-    axes.set_xticks(range(0, 101, 20))
+    axes.set_xticks(range(0, 101, 10))
     axes.set_xlim(-3, 3 + 100 * max(line.shares[-1] for line in lines))
     axes.grid(color="0.92", linewidth=0.8)
     axes.set_axisbelow(True)
