@@ -63,18 +63,24 @@ class Repair:
 
 
 def fit(
-    study: Study, plan: Plan, *, ridges: Sequence[float] = RIDGES, dtype: torch.dtype | None = None
+    study: Study,
+    plan: Plan,
+    *,
+    ridges: Sequence[float] = RIDGES,
+    dtype: torch.dtype | None = None,
+    standing: Sequence[Patch] = (),
 ) -> Repair | None:
     """The repair of a study's model without the plan's heads, from the study's examples; None where none helps.
 
     A quarter of the examples, seeded, is held out: to choose among `ridges`, and to accept. `dtype` is the number
-    format in which the new weights will be stored (default: the model's). The model is as before afterwards.
+    format in which the new weights will be stored (default: the model's). `standing` are other weights of the smaller
+    model (merged heads), which the whole model lacks. The model is as before afterwards.
 
     Raises:
         DataError: a loss or a divergence is not finite.
     """
     assert study.examples is not None, "a repair needs examples"
-    found = _Fitting(study, plan, ridges, dtype or study.loaded.model.dtype)
+    found = _Fitting(study, plan, ridges, dtype or study.loaded.model.dtype, standing=standing)
     return found.accepted(tuple(found.sites()))
 
 
@@ -107,8 +113,10 @@ def _patches(model: PreTrainedModel, sites: Sequence[Site], repairs: Sequence[Si
 class _Fitting:
     """The passes over the examples that one repair takes."""
 
-    def __init__(self, study: Study, plan: Plan, ridges: Sequence[float], dtype: torch.dtype) -> None:
-        self.study, self.plan, self.ridges, self.dtype = study, plan, ridges, dtype
+    def __init__(
+        self, study: Study, plan: Plan, ridges: Sequence[float], dtype: torch.dtype, *, standing: Sequence[Patch]
+    ) -> None:
+        self.study, self.plan, self.ridges, self.dtype, self.standing = study, plan, ridges, dtype, standing
         loaded = study.loaded
         self.model = loaded.model
         self.objective = Objective(loaded.model, loaded.task, study.sites)
@@ -124,7 +132,7 @@ class _Fitting:
 
     def sites(self) -> Iterator[SiteRepair]:
         """Each repaired site, fitted while those before it stand repaired."""
-        done: list[Patch] = []
+        done = list(self.standing)
         for layers in self._modules():
             site = layers[0]
             kept = set(self.plan.kept(site.id))
@@ -136,14 +144,17 @@ class _Fitting:
                 continue
             one = self._site(layers, places, done)
             if one is not None:
-                done += patches(self.model, site, places, one.columns, bias=one.bias)
+                with swapped(self.standing):
+                    done += patches(self.model, site, places, one.columns, bias=one.bias)
                 yield one
 
     def _modules(self) -> list[list[Site]]:
-        """The layers of each output projection, in the order of running, from the first that loses a head."""
+        """The layers of each output projection, in the order of running, from the first that loses a head; all where
+        other weights stand in the smaller model.
+        """
         order = self.beside.order(self.fitted[0])
         layers = [[site for site in self.study.sites if site.output == path] for path in order]
-        touched = [any(site.id in self.closed for site in one) for one in layers]
+        touched = [bool(self.standing) or any(site.id in self.closed for site in one) for one in layers]
         first = touched.index(True) if any(touched) else len(layers)
         return [sorted(one, key=lambda site: site.call) for one in layers[first:]]
 
@@ -153,7 +164,8 @@ class _Fitting:
         fitting, held = (self._moments(part, layers, places, done) for part in (self.fitted, self.held))
         if fitting is None or held is None:
             return None
-        columns, old = head_columns(self.model, site, places), output_bias(self.model, site)
+        with swapped(self.standing):
+            columns, old = head_columns(self.model, site, places), output_bias(self.model, site)
         start = columns.flatten(0, 1)  # [feature d_model]
         if old is not None:
             start = torch.cat([start, old.detach().cpu().double()[None]])
@@ -191,12 +203,12 @@ class _Fitting:
         repair = Repair(found, 0.0, 0.0)
 
         def less(batch: Batch) -> Tensor:
-            with gate(loaded.model, self.closed, sites):
+            with gate(loaded.model, self.closed, sites), swapped(self.standing):
                 return self.objective.forward(batch)
 
         def repaired(batch: Batch) -> Tensor:
-            with applied(loaded.model, sites, repair):
-                return less(batch)
+            with swapped(self.standing), applied(loaded.model, sites, repair), gate(loaded.model, self.closed, sites):
+                return self.objective.forward(batch)
 
         runs = [self.objective.forward, less, repaired]
         _, before, after = judge(runs, loaded.task, loaded.task_name, self.held)
@@ -206,19 +218,32 @@ class _Fitting:
 
 
 class Mender:
-    """Repairs plans by the same examples and settings; the last repair is kept, since it is often asked for twice."""
+    """Repairs plans by the same examples and settings; the last repair is kept, since it is often asked for twice.
 
-    def __init__(self, study: Study, *, ridges: Sequence[float] = RIDGES, dtype: torch.dtype | None = None) -> None:
-        self.study, self.ridges, self.dtype = study, ridges, dtype
+    `standing` are other weights of every smaller model (merged heads).
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        *,
+        ridges: Sequence[float] = RIDGES,
+        dtype: torch.dtype | None = None,
+        standing: Sequence[Patch] = (),
+    ) -> None:
+        self.study, self.ridges, self.dtype, self.standing = study, ridges, dtype, standing
         self._removed: tuple[HeadId, ...] | None = None
         self._last: Repair | None = None
 
     def repair(self, plan: Plan) -> Repair | None:
         """The repair of a model without the plan's heads; None where none helps, as where nothing is removed."""
         if plan.removed != self._removed:
-            self._last = fit(self.study, plan, ridges=self.ridges, dtype=self.dtype) if plan.removed else None
+            self._last = self._fit(plan) if plan.removed or self.standing else None
             self._removed = plan.removed
         return self._last
+
+    def _fit(self, plan: Plan) -> Repair | None:
+        return fit(self.study, plan, ridges=self.ridges, dtype=self.dtype, standing=self.standing)
 
     @contextlib.contextmanager
     def mended(self, plan: Plan) -> Iterator[None]:
@@ -226,6 +251,7 @@ class Mender:
         study, repair = self.study, self.repair(plan)
         with contextlib.ExitStack() as stack:
             stack.enter_context(gate(study.loaded.model, gates(study.sites, plan), study.sites))
+            stack.enter_context(swapped(self.standing))
             if repair is not None:
                 stack.enter_context(applied(study.loaded.model, study.sites, repair))
             yield
