@@ -130,6 +130,8 @@ class _Pass:
         self.merged = {one.site: one for one in merge.sites}
         self.sites = [site for site in study.sites if site.id in self.merged]
         self.texts = Texts({}, None, None)
+        self.objective = Objective(self.model, study.loaded.task, study.sites)
+        self.objective.on_inputs = self._begin
 
     def run(self) -> Blocks:
         """The moments of all groups that the examples reach."""
@@ -147,15 +149,13 @@ class _Pass:
 
     def _moments(self, batch: Batch) -> Blocks:
         found: Blocks = {}
-        objective = Objective(self.model, self.study.loaded.task, self.study.sites)
-        objective.on_inputs = self._begin
         with contextlib.ExitStack() as stack, torch.no_grad():
             for site in self.sites:
                 for role in (Role.KEY, Role.VALUE):
                     piece = _pieces(self.model, site, role)[0]
                     hook = self._adding(found, site, role, piece=piece, examples=len(batch))
                     stack.callback(self.model.get_submodule(piece.module).register_forward_hook(hook).remove)
-            objective.forward(batch)
+            self.objective.forward(batch)
         return found
 
     def _begin(self, inputs: dict[str, Any], batch: Batch) -> None:

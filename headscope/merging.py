@@ -8,7 +8,7 @@ Mean pooling of heads: Ainslie et al. 2023 (GQA), section 2.1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.alignment import Family
-from headscope.errors import UnsupportedModel, UsageError
+from headscope.errors import InvalidPlan, UsageError
 from headscope.heads import ParameterSlice, Role, Site, SiteId
 from headscope.least_squares import exact
 from headscope.native import reads_kv_count
@@ -49,6 +49,10 @@ class Merge:
     values: Family = Family.NONE
     notes: tuple[str, ...] = ()
 
+    def left(self, site: SiteId, present: int) -> int:
+        """How many key/value heads a site has after the merge that has so many `present`."""
+        return self.kv_heads if any(one.site == site for one in self.sites) else present
+
     @property
     def how(self) -> str:
         """What was done, in words."""
@@ -67,13 +71,12 @@ def unaligned(model: PreTrainedModel, sites: Sequence[Site], kv_heads: int) -> M
     Sites whose module has no key/value head count (an image tower's) keep theirs, which the notes say.
 
     Raises:
-        UsageError: the number divides that of no site, or nothing would become one; the hint names those possible.
-        UnsupportedModel: no site can have fewer key/value heads than query heads, or they cannot be told apart.
-        InvalidPlan: heads are coupled.
+        UsageError: a site's heads cannot become so many, or are so many already; the hint names the possible numbers.
+        InvalidPlan: no site can have fewer key/value heads than query heads, or they are coupled or not its own.
     """
     able = [site for site in sites if reads_kv_count(model, site)]
     if not able:
-        raise UnsupportedModel(
+        raise InvalidPlan(
             f"{type(model).__name__}: its configuration has no key/value head count of its own, "
             "so its query heads cannot share any",
             hint="--ratio removes heads whole",
@@ -125,15 +128,15 @@ def _require_own(model: nn.Module, site: Site) -> None:
     """Refuse sites whose keys and values are borrowed, made of parts, or stored in a way that cannot be averaged.
 
     Raises:
-        UnsupportedModel: naming the site.
+        InvalidPlan: naming the site.
     """
     for role in (Role.KEY, Role.VALUE):
         if head_rows(model, site, role) is None:
-            raise UnsupportedModel(f"{site.id}: no {role} projection of its own for each head, so none can be merged")
+            raise InvalidPlan(f"{site.id}: no {role} projection of its own for each head, so none can be merged")
     for piece in site.slices_of(*_TURNED):
         weight = _parameter(model, piece)
         if not weight.is_floating_point() or weight.device.type == "meta":
-            raise UnsupportedModel(f"{site.id}: {piece.path} is quantised or not in memory, so heads cannot be merged")
+            raise InvalidPlan(f"{site.id}: {piece.path} is quantised or not in memory, so heads cannot be merged")
 
 
 def _still(site: Site, kv_heads: int) -> SiteMerge:
@@ -187,9 +190,3 @@ def _average(rows: Tensor, piece: ParameterSlice, groups: Sequence[Sequence[int]
 
 def _parameter(model: nn.Module, piece: ParameterSlice) -> nn.Parameter:
     return getattr(model.get_submodule(piece.module), piece.name)
-
-
-def kept_numbers(merge: Merge, sites: Sequence[Site]) -> Mapping[SiteId, int]:
-    """How many key/value heads each of the sites has after a merge."""
-    merged = {one.site for one in merge.sites}
-    return {site.id: merge.kv_heads if site.id in merged else site.n_kv_heads for site in sites}
