@@ -8,21 +8,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import Ran, command, refused
+import zoo
+from checkpoints import Ran, command, refused, save
 from pruning_cases import difference, said
+from repair_cases import opened
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from zoo_configs import grouped
 
 import headscope
-from headscope import merging, pruning, verify
+from headscope import merging, pruning
 from headscope.discovery import find_sites
 from headscope.errors import ProofFailed
 from headscope.inputs import probe_inputs
 from headscope.manifest import changed_files, read_manifest
-from headscope.models import LoadOptions, load
-from headscope.output_weights import Patch
+from headscope.models import LoadOptions
+from headscope.output_weights import Patch, swapped
 from headscope.repair import applied
 from headscope.request import Request
+from headscope.study import StudyOptions
 
 pytestmark = pytest.mark.usefixtures("in_process")
 Run = Callable[..., Ran]
@@ -36,6 +40,13 @@ def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[byt
 @pytest.fixture(scope="module")
 def source(samples: Path) -> Path:
     return samples / "llama-gqa-web"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random llama with 8 query heads on 4 key/value heads in 2 layers."""
+    model = zoo.build(grouped("llama", "LlamaForCausalLM", n_kv_heads=4))
+    return save(model, tmp_path_factory.mktemp("llama"))
 
 
 def data(source: Path) -> tuple[object, ...]:
@@ -85,31 +96,25 @@ def test_the_llama_sample(run: Run, source: Path, tmp_path: Path) -> None:
     assert model.generate(**prompt, max_new_tokens=3).shape[1] == prompt["input_ids"].shape[1] + 3
 
 
-def test_the_checkpoint_is_the_model_that_was_judged(source: Path, tmp_path: Path) -> None:
+def test_the_checkpoint_is_the_model_that_was_judged(tmp_path: Path) -> None:
     """By hand: the tied weights and the repair of the verdict in the whole model."""
-    options = headscope.study.StudyOptions(data=headscope.data.DataOptions(limit=12, max_length=32))
-    target = tmp_path / "merged"
-    done = headscope.prune(str(source), str(source / "dev.jsonl"), target, merge_kv=1, options=options)
+    case = opened("causal-llama", tmp_path)
+    options, target = StudyOptions(load=LoadOptions(dtype="float64")), tmp_path / "merged"
+    place, rows = str(tmp_path / "model"), str(tmp_path / "rows.jsonl")
+    done = headscope.prune(place, rows, target, merge_kv=1, options=options)
     assert done.merge is not None and done.verdict is not None and done.plan.removed == ()
-    whole = load(str(source), LoadOptions(dtype="float32")).model
-    sites, inputs = find_sites(whole).sites, probe_inputs(whole)
-    with merging_swapped(whole, sites, done.merge):
-        if done.verdict.repair is not None:
-            with applied(whole, sites, done.verdict.repair):
-                expected = said(whole, inputs)
-        else:
-            expected = said(whole, inputs)
-    got = said(headscope.load(target, dtype="float32"), inputs)
-    assert difference(expected, got) <= 1e-5 < 1e-2 < difference(said(whole, inputs), got)
+    whole, sites, inputs = case.model, case.study.sites, probe_inputs(case.model)
+    before = said(whole, inputs)
+    assert done.verdict.repair is not None
+    with swapped(merging.tied(whole, sites, done.merge)), applied(whole, sites, done.verdict.repair):
+        expected = said(whole, inputs)
+    got = said(headscope.load(target, dtype="float64"), inputs)
+    assert difference(expected, got) <= 1e-9 < 1e-2 < difference(before, got)
 
 
-def merging_swapped(model, sites, merge):  # type: ignore[no-untyped-def]
-    return pruning.swapped(merging.tied(model, sites, merge, dtype=torch.bfloat16))
-
-
-def test_without_data_by_weights(run: Run, source: Path, tmp_path: Path) -> None:
+def test_without_data_by_weights(run: Run, tiny: Path, tmp_path: Path) -> None:
     target = tmp_path / "merged"
-    ran = run("prune", source, "--merge-kv", 1, "--layout", "portable", "-o", target)
+    ran = run("prune", tiny, "--merge-kv", 1, "--layout", "portable", "-o", target)
     assert ran.code == 0, ran.err
     assert "is portable" in ran.err and "held-out" not in ran.err
     manifest = read_manifest(target)
@@ -119,13 +124,13 @@ def test_without_data_by_weights(run: Run, source: Path, tmp_path: Path) -> None
     assert {(site.n_heads, site.n_kv_heads) for site in find_sites(model).sites} == {(8, 1)}
 
 
-def test_a_merged_checkpoint_goes_on(run: Run, source: Path, tmp_path: Path) -> None:
+def test_a_merged_checkpoint_goes_on(run: Run, tiny: Path, tmp_path: Path) -> None:
     """It loses heads by their numbers, and merges again."""
     first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
-    assert run("prune", source, "--merge-kv", 2, "-o", first).code == 0
+    assert run("prune", tiny, "--merge-kv", 2, "-o", first).code == 0
     ran = run("prune", first, "--heads", "0:4,5,6,7;1:0,1,2,3", "-o", second)
     assert ran.code == 0, ran.err
-    assert [row[1:5] for row in ran.rows[1:]] == [["8", "4", "2", "1"]] * 2 + [["8", "8", "2", "2"]] * 2
+    assert [row[1:5] for row in ran.rows[1:]] == [["8", "4", "2", "1"]] * 2
     assert "kv_head" in headscope.inspect(str(second))
     again = run("prune", first, "--merge-kv", 1, "-o", third)
     assert again.code == 0, again.err
@@ -156,9 +161,9 @@ def test_a_dry_run_costs_only(run: Run, source: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_meant(
-    run: Run, source: Path, tmp_path: Path, options: tuple[object, ...], words: tuple[str, ...]
+    run: Run, tiny: Path, tmp_path: Path, options: tuple[object, ...], words: tuple[str, ...]
 ) -> None:
-    assert refused(run("prune", source, *options, "-o", tmp_path / "x"), 2, *words)
+    assert refused(run("prune", tiny, *options, "-o", tmp_path / "x"), 2, *words)
     assert not (tmp_path / "x").exists()
 
 
@@ -173,7 +178,7 @@ def test_groups_are_what_merging_is_about(source: Path) -> None:
 
 
 def test_a_map_that_changes_the_model_is_no_checkpoint(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     true = pruning.aligned
 
@@ -183,27 +188,26 @@ def test_a_map_that_changes_the_model_is_no_checkpoint(
 
     monkeypatch.setattr(pruning, "aligned", wrong)
     with pytest.raises(ProofFailed, match="whole and aligned outputs in float64 differ by"):
-        headscope.prune(str(source), None, tmp_path / "x", merge_kv=2)
+        headscope.prune(str(tiny), None, tmp_path / "x", merge_kv=2)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_merge_that_is_not_the_tied_model_is_no_checkpoint(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(model, sites, merge) -> None:  # type: ignore[no-untyped-def]
         merging.keep_kv_heads(model, sites, {one.site: [0, 2] for one in merge.sites})
 
     monkeypatch.setattr(pruning, "merge_heads", wrong)
     with pytest.raises(ProofFailed, match="tied and merged outputs in float64 differ by"):
-        headscope.prune(str(source), None, tmp_path / "x", merge_kv=2)
+        headscope.prune(str(tiny), None, tmp_path / "x", merge_kv=2)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_but_attention_changes(run: Run, source: Path, tmp_path: Path) -> None:
+def test_nothing_but_attention_changes(run: Run, tiny: Path, tmp_path: Path) -> None:
     target = tmp_path / "merged"
-    assert run("prune", source, "--merge-kv", 2, "-o", target).code == 0
-    before, after = load_file(source / "model.safetensors"), load_file(target / "model.safetensors")
+    assert run("prune", tiny, "--merge-kv", 2, "-o", target).code == 0
+    before, after = load_file(tiny / "model.safetensors"), load_file(target / "model.safetensors")
     assert before.keys() == after.keys()
     changed = {name.rpartition("self_attn.")[2] for name in before if not torch.equal(before[name], after[name])}
     assert changed == {f"{part}_proj.weight" for part in "qkvo"}
-    assert verify.EXACT == 1e-9
