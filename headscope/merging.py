@@ -108,7 +108,10 @@ def tied(model: nn.Module, sites: Sequence[Site], merge: Merge, *, dtype: torch.
 
 
 def merge_heads(model: PreTrainedModel, sites: Sequence[Site], merge: Merge) -> None:
-    """Leave one key/value head of each group, in place; every query head stays and reads that of its group."""
+    """Leave one key/value head of each group, in place; every query head stays and reads that of its group.
+
+    It keeps the number of the first head of its group.
+    """
     for patch in tied(model, sites, merge):
         patch.write()
     keep_kv_heads(model, sites, {one.site: [group[0] for group in one.groups] for one in merge.sites})

@@ -144,8 +144,7 @@ class _Fitting:
                 continue
             one = self._site(layers, places, done)
             if one is not None:
-                with swapped(self.standing):
-                    done += patches(self.model, site, places, one.columns, bias=one.bias)
+                done += patches(self.model, site, places, one.columns, bias=one.bias)
                 yield one
 
     def _modules(self) -> list[list[Site]]:
