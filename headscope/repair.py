@@ -114,7 +114,7 @@ class _Fitting:
     """The passes over the examples that one repair takes."""
 
     def __init__(
-        self, study: Study, plan: Plan, ridges: Sequence[float], dtype: torch.dtype, *, standing: Sequence[Patch]
+        self, study: Study, plan: Plan, ridges: Sequence[float], dtype: torch.dtype, *, standing: Sequence[Patch] = ()
     ) -> None:
         self.study, self.plan, self.ridges, self.dtype, self.standing = study, plan, ridges, dtype, standing
         loaded = study.loaded
