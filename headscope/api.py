@@ -155,6 +155,7 @@ def prune(
     keep_metric: float | None = None,
     max_loss_increase: float | None = None,
     target_parameters: int | None = None,
+    merge_kv: int | None = None,
     criterion: str = "auto",
     scores: str | Path | None = None,
     by: str | None = None,
@@ -173,7 +174,8 @@ def prune(
 ) -> Pruned:
     """Remove heads and write the verified checkpoint `output`, as `headscope prune` does; without it, only plan.
 
-    Exactly one of `ratio`, `heads`, `plan`, `keep_metric`, `max_loss_increase` and `target_parameters` says how many.
+    Exactly one of `ratio`, `heads`, `plan`, `keep_metric`, `max_loss_increase` and `target_parameters` says how many;
+    or `merge_kv` says how many key/value heads each site is left with, merged from those it has, and no head goes.
     `compensate` refits what the heads that stay write by (default: where there is `data`). The result holds the `plan`,
     the costs and the quality before and after, with and without repair (`verdict`), and the proof (`verification`).
     The number of steps that train `gates` is in `options`, as the seed is.
@@ -188,6 +190,7 @@ def prune(
         keep_metric=keep_metric,
         max_loss_increase=max_loss_increase,
         target_parameters=target_parameters,
+        merge_kv=merge_kv,
         criterion=criterion,
         scores=None if scores is None else Path(scores),
         by=by,

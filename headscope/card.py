@@ -33,6 +33,9 @@ from transformers import AutoModel
 
 model = AutoModel.from_pretrained("path/to/this/folder")
 ```"""
+_TIED = """\
+A merged model does not compute what its base model computes: the tables above say what it loses. Aligned is the base
+model after the exact maps alone; tied is the base model with each key/value head replaced by that of its group."""
 _LOADING = {
     "native": _PLAIN,
     "masked": _PLAIN,
@@ -85,7 +88,8 @@ class CardFacts:
     `base_model` is a Hub id if `base_revision` is set, else a local path of which only the last name is shown;
     `macs` are multiply-accumulates and `kv` bytes of the KV cache a token; `data` is shown as it stands; `generation`
     says whether the model generates; `repaired_sites` counts output projections that were refitted, without which the
-    model scored `quality_unrepaired`; `proof` holds the largest difference that each check found.
+    model scored `quality_unrepaired`; `merged` says how key/value heads became one, where none was removed; `proof`
+    holds the largest difference that each check found.
     """
 
     base_model: str
@@ -105,6 +109,7 @@ class CardFacts:
     quality_after: Quality | None = None
     quality_unrepaired: Quality | None = None
     repaired_sites: int = 0
+    merged: str = ""
     data: str = ""
     criterion: str
     proof: Mapping[str, float]
@@ -140,7 +145,7 @@ def card(facts: CardFacts) -> str:
     """The text of README.md: front matter for the Hub, then Markdown."""
     parts = [
         _front_matter(facts),
-        f"# {_text(facts.base_name)}, {'masked' if facts.layout == 'masked' else 'pruned'}",
+        f"# {_text(facts.base_name)}, {_done(facts)}",
         _summary(facts),
         "## Load it",
         _LOADING[facts.layout].replace("AutoModel", facts.auto_class),
@@ -154,6 +159,7 @@ def card(facts: CardFacts) -> str:
         _table(("", "before", "after", "change"), _changes(facts)),
         *_quality_note(facts),
         "## Proof",
+        *([_TIED] if facts.merged else []),
         _proof(facts),
         "## Limits",
         "\n".join(f"- {limit}" for limit in _limits(facts)),
@@ -173,6 +179,12 @@ def _front_matter(facts: CardFacts) -> str:
     return f"---\n{yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=10**6)}---"
 
 
+def _done(facts: CardFacts) -> str:
+    if facts.merged:
+        return "key/value heads merged"
+    return "masked" if facts.layout == "masked" else "pruned"
+
+
 def _summary(facts: CardFacts) -> str:
     gone, total = sum(len(line.removed) for line in facts.heads), sum(line.before for line in facts.heads)
     base = _text(facts.base_name)
@@ -181,6 +193,9 @@ def _summary(facts: CardFacts) -> str:
     done = "set to zero in" if facts.layout == "masked" else "removed from"
     text = f"{gone} of {total} attention heads were {done} {base} by headscope."
     text += f" They were chosen by: {_text(facts.criterion)}{f', on {_text(facts.data)}' if facts.data else ''}."
+    if facts.merged:
+        text = f"Key/value heads of {base} were merged by headscope: {_text(facts.merged)}."
+        text += f" This is not exact; all {total} query heads stay, and more of them share a key/value head."
     if facts.licence is None:
         text += " The base model's card states no licence in a form that could be read; its terms apply here too."
     return text
@@ -217,7 +232,7 @@ def _quality_note(facts: CardFacts) -> Iterator[str]:
     if facts.quality_after is None:
         yield "What the model scores now was not measured."
     if not facts.repaired_sites:
-        yield "No weight of the heads that stay was changed."
+        yield "Nothing was repaired." if facts.merged else "No weight of the heads that stay was changed."
         return
     counted = "1 site was" if facts.repaired_sites == 1 else f"{facts.repaired_sites} sites were"
     text = (
@@ -237,7 +252,8 @@ def _proof(facts: CardFacts) -> str:
 
 
 def _limits(facts: CardFacts) -> Iterator[str]:
-    yield "The model was not trained again after its heads were chosen: check it on your own data."
+    changed = "merged" if facts.merged else "chosen"
+    yield f"The model was not trained again after its heads were {changed}: check it on your own data."
     if facts.layout == "masked":
         yield "Masked heads save neither time nor memory: all shapes are those of the base model."
     elif facts.layout == "native":

@@ -59,6 +59,12 @@ def native_counts(model: PreTrainedModel, site: Site, heads: int, kv_heads: int)
     return found
 
 
+def reads_kv_count(model: PreTrainedModel, site: Site) -> bool:
+    """Whether the configuration of a site's module has a count of key/value heads, apart from that of query heads."""
+    part = _config_of(model, site.module)
+    return any(KV_COUNT.fullmatch(name) and type(getattr(part, name, None)) is int for name in part.to_dict())
+
+
 def _owning(model: PreTrainedModel, sites: Sequence[Site], config: PreTrainedConfig) -> list[Any]:
     """The parts of `config`, a copy of the model's, that the modules of these sites read their counts from.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from headscope.columns import Column
 from headscope.counts import total_heads
+from headscope.merging import Merge
 from headscope.pruned import Pruned
 from headscope.publish import site_lines
 from headscope.tables import Cell, Table
@@ -54,7 +55,10 @@ def _lines(done: Pruned) -> Iterator[str]:
     how = {"named": "as named", "scores": "by the scores given", "": "by plan"}.get(
         plan.criterion, f"by {plan.criterion}"
     )
-    yield f"{len(plan.removed)} of {total} heads {verb} {how}"
+    if done.merge is None:
+        yield f"{len(plan.removed)} of {total} heads {verb} {how}"
+    else:
+        yield from _merged(done.merge, total)
     for number, entry in enumerate(done.history, 1) if len(done.history) > 1 else ():
         yield f"round {number}: {len(entry['taken'])} heads, {entry['gone']} gone"
     for name, old, new in (
@@ -70,6 +74,11 @@ def _lines(done: Pruned) -> Iterator[str]:
         yield f"proof: {check.name} differ by {check.difference:.2g} (allowed {check.allowed:.2g})"
     where = f"{done.folder} " if done.folder is not None else "dry run, nothing was written: "
     yield f"{where}{'is' if done.folder is not None else 'it would be'} {done.layout}: for {_LOADERS[done.layout]}"
+
+
+def _merged(merge: Merge, total: int) -> Iterator[str]:
+    yield f"key/value heads merged in {len(merge.sites)} sites, {merge.kv_heads} left in each; all {total} heads stay"
+    yield f"merged: {merge.how}; this is not exact"
 
 
 def _quality(done: Pruned) -> Iterator[str]:

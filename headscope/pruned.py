@@ -13,6 +13,7 @@ from headscope.card import Quality
 from headscope.cost import model_summary
 from headscope.heads import Site
 from headscope.matrices import site_shape, total_parameters
+from headscope.merging import Merge
 from headscope.plan import Plan
 from headscope.trials import Verdict
 from headscope.verify import Verification
@@ -36,10 +37,12 @@ class Pruned:
     """One pruning; `folder` is where the checkpoint lies, None where nothing was written.
 
     `verdict` says how it does on held-out data, None where it was not judged; `history` says what each round took.
+    `merge` says which key/value heads became one, None where heads were removed instead.
     """
 
     plan: Plan
     layout: str
+    merge: Merge | None = None
     before: Cost
     after: Cost
     verdict: Verdict | None = None

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from headscope import verify
-from headscope.devices import free_memory
+from headscope.alignment import Family
 from headscope.discovery import find_sites
 from headscope.errors import InvalidPlan, UnsupportedModel
 from headscope.examples import collate
 from headscope.folder_writing import check_target
+from headscope.forms import choose_form
 from headscope.heads import Site
 from headscope.inputs import probe_inputs
-from headscope.layouts import LAYOUTS, auto_classes
-from headscope.matrices import total_parameters
+from headscope.layouts import LAYOUTS
 from headscope.memory import memory_errors
+from headscope.merge_maps import find_merge
+from headscope.merging import Merge, aligned, merge_heads, tied
 from headscope.models import LoadedModel, load
-from headscope.native import native_config, native_counts
 from headscope.objective import model_inputs
-from headscope.plan import Plan
+from headscope.output_weights import Patch, swapped
+from headscope.plan import Plan, SiteHeads
 from headscope.prepared import prepare
 from headscope.pruned import Pruned, cost
 from headscope.publish import Basis, Publication, pad_token, publish
@@ -37,9 +39,8 @@ from headscope.surgery import prune as take_out
 from headscope.surgery import silence_heads
 from headscope.trials import Trials
 from headscope.verify import Inputs, Verification
+from headscope.widening import widened
 
-SHARE = 0.5
-"""The share of the free memory that a copy in a wider format may take."""
 NO_REPAIR = "no repair was made: none was found that lowers the divergence on held-out examples"
 PROOF_EXAMPLES, PROOF_TOKENS = 4, 128
 """Examples of the data that are part of the proof, and how many of their tokens."""
@@ -90,22 +91,37 @@ class _Pruning:
         prepared = prepare(self.loaded, data, options.study, eval_data=options.eval_data, compensate=options.compensate)
         self.study, self.judging, self.mender = prepared.study, prepared.judging, prepared.mender
         self.notes: list[str] = [*self.loaded.notes, *prepared.notes]
+        self.merge: Merge | None = None
+
+    def _merge(self, *, align: bool) -> Merge | None:
+        """The merge that was asked for; None where heads are removed instead."""
+        wanted = self.options.request.merge_kv
+        if wanted is None:
+            return None
+        merge = find_merge(self.study, wanted, align_by=None if align else Family.NONE)
+        self.notes += merge.notes
+        return merge
 
     def run(self, output: Path | None, progress: Progress | None) -> Pruned:
         """Choose, judge, cut and write."""
         if output is not None:
             check_target(output, self.loaded.location.origin, force=self.options.publication.force)
         self.study.progress = progress
-        trials = None
+        self.merge = self._merge(align=output is not None)
+        standing = self._tied(self.loaded.model, dtype=stored_format(self.loaded))
+        mender, trials = None if self.mender is None else self.mender.on(self.study, standing=standing), None
         if self.judging.examples is not None and (output is not None or self.options.request.judged):
-            trials = Trials(self.judging, self.options.metric, self.mender)
+            trials = Trials(self.judging, self.options.metric, mender, standing=standing)
         seed = self.options.study.seed
-        selection = select(self.study, self.options.request, trials, seed=seed, mender=self.mender)
+        if self.merge is not None:
+            selection = Selection(Plan(tuple(SiteHeads.of(site) for site in self.study.sites), (), seed=seed))
+        else:
+            selection = select(self.study, self.options.request, trials, seed=seed, mender=mender)
         verdict = trials.judged(selection.plan) if trials is not None and output is not None else None
         self.notes += selection.notes
         self.notes += [f"not analysed: {problem}" for problem in self.study.discovery.problems]
         repair = None if verdict is None else verdict.repair
-        if verdict is not None and self.mender is not None:
+        if verdict is not None and mender is not None:
             self.notes += [NO_REPAIR] if repair is None else repair.notes
         stored = as_stored(self.name, self.loaded, self.options.study.load)
         with memory_errors():
@@ -135,28 +151,44 @@ class _Pruning:
         proof, expected = Verification(), []
         if prove:
             proof = self._proved_wide(model, plan, inputs, repair=repair)
-            expected = verify.run_masked(model, sites, plan, inputs)
+            with swapped(self._tied(model)):
+                expected = verify.run_masked(model, sites, plan, inputs)
         self._operate(model, plan)
         after = self._left(model)
-        layout, config = self._layout(model, after)
+        form = choose_form(model, after, self.options.layout, before=self.study.sites[0])
+        self.notes += [form.note] if form.note else []
         if prove:
-            proof += Verification((verify.same_arithmetic(expected, self._run(model, inputs), model),))
+            said = self._run(model, inputs)
+            proof += Verification((verify.same_arithmetic(expected, said, model, names=self._names),))
             proof.require()
         if repair is not None:
             write(model, after, repair)
         result = Pruned(
             plan=plan,
-            layout=layout,
+            layout=form.layout,
+            merge=self.merge,
             before=before,
             after=cost(model, after, stored.value_bytes),
             verification=proof,
             notes=tuple(dict.fromkeys(self.notes)),
             history=selection.history,
         )
-        return result, config, inputs
+        return result, form.config, inputs
+
+    @property
+    def _names(self) -> str:
+        """The models that must say the same: the whole one made to lose what the smaller one lacks, and that one."""
+        return "masked and pruned" if self.merge is None else "tied and merged"
+
+    def _tied(self, model: PreTrainedModel, *, dtype: torch.dtype | None = None) -> list[Patch]:
+        """Weights with which the whole model computes what the merged one does; none where nothing is merged."""
+        return [] if self.merge is None else tied(model, self.study.sites, self.merge, dtype=dtype)
 
     def _operate(self, model: PreTrainedModel, plan: Plan) -> None:
-        """Take the heads out, or silence them, in place."""
+        """Take the heads out, merge or silence them, in place."""
+        if self.merge is not None:
+            merge_heads(model, self.study.sites, self.merge)
+            return
         operation = silence_heads if self.options.layout == "masked" else take_out
         operation(model, self.study.sites, plan)
 
@@ -188,71 +220,42 @@ class _Pruning:
         """Masked = pruned on a copy in float64, or where memory is short in float32; generated tokens too, and then the
         same of the repaired model.
         """
-        size, room = total_parameters(model), SHARE * free_memory()
-        if 8 * size > room:
-            format = "float32" if 4 * size <= room else str(model.dtype).removeprefix("torch.")
-            self.notes.append(f"not proved in float64, for which memory is short, but in {format}")
-        if 4 * size > room:
+        copied, sites = widened(model), self.study.sites
+        self.notes += [copied.note] if copied.note else []
+        if (wide := copied.model) is None:
             return Verification()
-        sites = self.study.sites
-        wide = copy.deepcopy(model).cpu()
-        wide = wide.double() if 8 * size <= room else wide.float()
-        if wide._can_set_experts_implementation():
-            wide.set_experts_implementation("eager")
-        expected = verify.run_masked(wide, sites, plan, inputs)
-        tokens, mended = verify.masked_tokens(wide, sites, plan), []
-        if repair is not None:
-            with applied(wide, sites, repair):
-                mended = verify.run_masked(wide, sites, plan, inputs)
+        checks = self._alignment(wide, inputs)
+        with swapped(self._tied(wide)):
+            expected = verify.run_masked(wide, sites, plan, inputs)
+            tokens, mended = verify.masked_tokens(wide, sites, plan), []
+            if repair is not None:
+                with applied(wide, sites, repair):
+                    mended = verify.run_masked(wide, sites, plan, inputs)
         if tokens is None and wide.can_generate():
             self.notes.append(
                 "generation is not part of the proof: the whole model does not generate from made-up inputs"
             )
         self._operate(wide, plan)
-        checks = [verify.same_arithmetic(expected, self._run(wide, inputs), wide)]
+        checks.append(verify.same_arithmetic(expected, self._run(wide, inputs), wide, names=self._names))
         try:
-            checks += verify.same_tokens(wide, tokens)
+            checks += verify.same_tokens(wide, tokens, names=self._names)
         except RAISED as error:
             raise self._refusal(error) from None
         if repair is not None:
             write(wide, self._left(wide), repair)
-            check = verify.same_arithmetic(mended, self._run(wide, inputs), wide)
+            check = verify.same_arithmetic(mended, self._run(wide, inputs), wide, names=self._names)
             checks.append(replace(check, name=f"repaired {check.name}"))
         found = Verification(tuple(checks))
         found.require()
         return found
 
-    def _layout(self, model: PreTrainedModel, after: tuple[Site, ...]) -> tuple[str, PreTrainedConfig | None]:
-        """The layout asked for, or the first that fits, with the configuration that a native one needs.
-
-        Raises:
-            InvalidPlan: the plan does not fit it.
-        """
-        wanted = self.options.layout
-        if wanted == "masked":
-            return wanted, None
-        config = "" if wanted == "portable" else native_config(model, after)
-        if isinstance(config, PreTrainedConfig):
-            return "native", config
-        if wanted == "native":
-            raise InvalidPlan(f"no native checkpoint: {config}", hint=self._native_hint(model))
-        if wanted == "auto":
-            self.notes.append(f"portable, since a native checkpoint is impossible: {config}")
-        if not auto_classes(model):
-            raise UnsupportedModel(
-                f"{type(model).__name__} is no class of transformers, so no portable checkpoint can restore it",
-                hint="--layout masked",
-            )
-        return "portable", None
-
-    def _native_hint(self, model: PreTrainedModel) -> str:
-        """With which numbers of heads there would be a native checkpoint."""
-        first = self.study.sites[0]
-        counts = native_counts(model, first, first.n_heads, first.n_kv_heads)
-        if not counts:
-            return "this architecture has none; use --layout portable"
-        listing = ", ".join(map(str, counts))
-        return f"possible with the same {listing} heads left in every site (--scope uniform); or --layout portable"
+    def _alignment(self, wide: PreTrainedModel, inputs: Sequence[Inputs]) -> list[verify.Check]:
+        """The maps of a merge alone, before any mean, leave what the model says as it is."""
+        if self.merge is None:
+            return []
+        whole = verify.run(wide, inputs)
+        with swapped(aligned(wide, self.study.sites, self.merge)):
+            return [verify.same_arithmetic(whole, verify.run(wide, inputs), wide, names="whole and aligned")]
 
     def _inputs(self, model: PreTrainedModel) -> list[Inputs]:
         """Made-up inputs, and a few examples of the data side by side."""

@@ -18,6 +18,7 @@ from headscope.errors import UsageError
 from headscope.folder_writing import new_folder
 from headscope.layouts import SHARD_SIZE, save_masked, save_native, save_portable
 from headscope.manifest import write_manifest
+from headscope.merging import Merge
 from headscope.models import LoadedModel
 from headscope.portable import is_portable
 from headscope.provenance import Provenance, versions
@@ -136,7 +137,7 @@ def site_lines(result: Pruned) -> list[SiteLine]:
     lines: list[SiteLine] = []
     for site in result.plan.sites:
         kept, groups = result.plan.kept(site.id), result.plan.kept_groups(site.id)
-        after = (len(kept), len(groups))
+        after = (len(kept), len(groups) if result.merge is None else result.merge.left(site.id, len(groups)))
         if result.layout == "masked":
             after = (len(site.heads), site.n_kv_heads)
         removed = tuple(sorted(result.plan.removed_from(site.id)))
@@ -168,6 +169,7 @@ def _facts(result: Pruned, stored: LoadedModel, basis: Basis) -> CardFacts:
         repaired_sites=0 if verdict is None or verdict.repair is None else len(verdict.repair.sites),
         data=_public(basis.choosing.data) if result.plan.criterion not in _CHOICES else "",
         criterion=_CHOICES.get(result.plan.criterion, result.plan.criterion),
+        merged="" if result.merge is None else result.merge.how,
         proof={check.name: check.difference for check in result.verification.checks},
         generation=bool(stored.model.can_generate()),
     )
@@ -187,6 +189,7 @@ def _manifest(result: Pruned, stored: LoadedModel, basis: Basis) -> dict[str, An
         "data": {name: _data(one) for name, one in vars(basis).items()},
         "dtype": str(stored.model.dtype).removeprefix("torch."),
         "plan": result.plan.as_dict(),
+        "merge": None if result.merge is None else _merge(result.merge),
         "history": [dict(entry) for entry in result.history],
         "cost": {"before": vars(result.before), "after": vars(result.after)},
         "quality": None if result.verdict is None else _quality(result.verdict),
@@ -204,6 +207,17 @@ def _quality(verdict: Verdict) -> dict[str, Any]:
     if verdict.increase is not None:
         found["loss_increase"] = vars(verdict.increase)
     return found
+
+
+def _merge(merge: Merge) -> dict[str, Any]:
+    """Which key/value heads became one, and how: not exact, so the proof compares with the tied model."""
+    return {
+        "kv_heads": merge.kv_heads,
+        "exact": False,
+        "keys": str(merge.keys),
+        "values": str(merge.values),
+        "sites": [{"site": str(one.site), "groups": [list(group) for group in one.groups]} for one in merge.sites],
+    }
 
 
 def _repair(repair: Repair) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from headscope.heads import Site
+from headscope.heads import Site, SiteId
 from headscope.numbers import VERSION, Counts
 from headscope.plan import Plan
 from headscope.portable import ConfigView, Silent, carried
@@ -74,10 +74,18 @@ def recipe(model: PreTrainedModel, before: Snapshot) -> dict[str, Any]:
     return {name: entry for name, entry in (entries | {"silent": silent}).items() if entry}
 
 
-def numbering(model: PreTrainedModel, sites: Sequence[Site], plan: Plan, *, physical: bool) -> dict[str, Any]:
+def numbering(
+    model: PreTrainedModel,
+    sites: Sequence[Site],
+    plan: Plan,
+    *,
+    physical: bool,
+    kv_kept: Mapping[SiteId, Sequence[int]] | None = None,
+) -> dict[str, Any]:
     """The `sites` entry after a plan, with sites that lost their last head in an earlier one.
 
-    Without `physical`, removed heads are still there with nothing to say.
+    Without `physical`, removed heads are still there with nothing to say. `kv_kept` are places of the key/value heads
+    that sites keep; in others they are those that the heads that are left read.
     """
     known = {entry["id"]: entry for entry in carried(model.config).get("sites", ())}
     present = {str(site.id) for site in sites}
@@ -91,7 +99,8 @@ def numbering(model: PreTrainedModel, sites: Sequence[Site], plan: Plan, *, phys
         if physical:
             left = [place for place, head in enumerate(site.heads) if head.index in kept]
             entry["kept"] = [site.heads[place].index for place in left]
-            entry["kv_kept"] = sorted({site.kv_number(place) for place in left})
+            kv_left = (kv_kept or {}).get(site.id, {site.kv_head(place) for place in left})
+            entry["kv_kept"] = sorted({site.kv_number(place * site.group_size) for place in kv_left})
         else:
             masked = {head.index for head in site.heads} - kept | set(earlier.get("masked", ()))
             entry |= {"masked": sorted(masked)} if masked else {}

@@ -70,18 +70,20 @@ def fit(
     ridges: Sequence[float] = RIDGES,
     dtype: torch.dtype | None = None,
     streams: bool = True,
+    standing: Sequence[Patch] = (),
 ) -> Repair | None:
     """The repair of a study's model without the plan's heads, from the study's examples; None where none helps.
 
     A quarter of the examples, seeded, is held out: to choose among `ridges`, and to accept. `dtype` is the number
     format in which the new weights will be stored (default: the model's). Without `streams` each projection is fitted
-    to what it writes in the whole model, and what was lost before it is left alone. The model is as before afterwards.
+    to what it writes in the whole model, and what was lost before it is left alone. `standing` are other weights of the
+    smaller model (merged heads), which the whole model lacks. The model is as before afterwards.
 
     Raises:
         DataError: a loss or a divergence is not finite.
     """
     assert study.examples is not None, "a repair needs examples"
-    found = _Fitting(study, plan, ridges, dtype or study.loaded.model.dtype, streams=streams)
+    found = _Fitting(study, plan, ridges, dtype or study.loaded.model.dtype, streams=streams, standing=standing)
     return found.accepted(tuple(found.sites()))
 
 
@@ -114,8 +116,17 @@ def _patches(model: PreTrainedModel, sites: Sequence[Site], repairs: Sequence[Si
 class _Fitting:
     """The passes over the examples that one repair takes."""
 
-    def __init__(self, study: Study, plan: Plan, ridges: Sequence[float], dtype: torch.dtype, *, streams: bool) -> None:
-        self.study, self.plan, self.ridges, self.dtype = study, plan, ridges, dtype
+    def __init__(
+        self,
+        study: Study,
+        plan: Plan,
+        ridges: Sequence[float],
+        dtype: torch.dtype,
+        *,
+        streams: bool,
+        standing: Sequence[Patch] = (),
+    ) -> None:
+        self.study, self.plan, self.ridges, self.dtype, self.standing = study, plan, ridges, dtype, standing
         loaded = study.loaded
         self.model = loaded.model
         self.objective = Objective(loaded.model, loaded.task, study.sites)
@@ -131,7 +142,7 @@ class _Fitting:
 
     def sites(self) -> Iterator[SiteRepair]:
         """Each repaired site, fitted while those before it stand repaired."""
-        done: list[Patch] = []
+        done = list(self.standing)
         for layers in self._modules():
             site = layers[0]
             kept = set(self.plan.kept(site.id))
@@ -147,10 +158,12 @@ class _Fitting:
                 yield one
 
     def _modules(self) -> list[list[Site]]:
-        """The layers of each output projection, in the order of running, from the first that loses a head."""
+        """The layers of each output projection, in the order of running, from the first that loses a head; all where
+        other weights stand in the smaller model.
+        """
         order = self.beside.order(self.fitted[0])
         layers = [[site for site in self.study.sites if site.output == path] for path in order]
-        touched = [any(site.id in self.closed for site in one) for one in layers]
+        touched = [bool(self.standing) or any(site.id in self.closed for site in one) for one in layers]
         first = touched.index(True) if any(touched) else len(layers)
         return [sorted(one, key=lambda site: site.call) for one in layers[first:]]
 
@@ -160,7 +173,8 @@ class _Fitting:
         fitting, held = (self._moments(part, layers, places, done) for part in (self.fitted, self.held))
         if fitting is None or held is None:
             return None
-        columns, old = head_columns(self.model, site, places), output_bias(self.model, site)
+        with swapped(self.standing):
+            columns, old = head_columns(self.model, site, places), output_bias(self.model, site)
         start = columns.flatten(0, 1)  # [feature d_model]
         if old is not None:
             start = torch.cat([start, old.detach().cpu().double()[None]])
@@ -198,12 +212,12 @@ class _Fitting:
         repair = Repair(found, 0.0, 0.0)
 
         def less(batch: Batch) -> Tensor:
-            with gate(loaded.model, self.closed, sites):
+            with gate(loaded.model, self.closed, sites), swapped(self.standing):
                 return self.objective.forward(batch)
 
         def repaired(batch: Batch) -> Tensor:
-            with applied(loaded.model, sites, repair):
-                return less(batch)
+            with swapped(self.standing), applied(loaded.model, sites, repair), gate(loaded.model, self.closed, sites):
+                return self.objective.forward(batch)
 
         runs = [self.objective.forward, less, repaired]
         _, before, after = judge(runs, loaded.task, loaded.task_name, self.held)
@@ -228,21 +242,32 @@ def divergence(study: Study, plan: Plan) -> float:
 
 
 class Mender:
-    """Repairs plans by the same examples and settings; the last repair is kept, since it is often asked for twice."""
+    """Repairs plans by the same examples and settings; the last repair is kept, since it is often asked for twice.
 
-    def __init__(self, study: Study, *, ridges: Sequence[float] = RIDGES, dtype: torch.dtype | None = None) -> None:
-        self.study, self.ridges, self.dtype = study, ridges, dtype
+    `standing` are other weights of every smaller model (merged heads).
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        *,
+        ridges: Sequence[float] = RIDGES,
+        dtype: torch.dtype | None = None,
+        standing: Sequence[Patch] = (),
+    ) -> None:
+        self.study, self.ridges, self.dtype, self.standing = study, ridges, dtype, standing
         self._removed: tuple[HeadId, ...] | None = None
         self._last: Repair | None = None
 
-    def on(self, study: Study) -> Mender:
-        """One with the same settings for other examples of the same model."""
-        return Mender(study, ridges=self.ridges, dtype=self.dtype)
+    def on(self, study: Study, *, standing: Sequence[Patch] | None = None) -> Mender:
+        """One with the same settings for other examples of the same model, or beside other `standing` weights."""
+        beside = self.standing if standing is None else standing
+        return Mender(study, ridges=self.ridges, dtype=self.dtype, standing=beside)
 
     def repair(self, plan: Plan) -> Repair | None:
         """The repair of a model without the plan's heads; None where none helps, as where nothing is removed."""
         if plan.removed != self._removed:
-            self._last = fit(self.study, plan, ridges=self.ridges, dtype=self.dtype) if plan.removed else None
+            self._last = self._fit(plan) if plan.removed or self.standing else None
             self._removed = plan.removed
         return self._last
 
@@ -251,12 +276,16 @@ class Mender:
         repair = self.repair(plan)
         return divergence(self.study, plan) if repair is None else repair.divergence_after
 
+    def _fit(self, plan: Plan) -> Repair | None:
+        return fit(self.study, plan, ridges=self.ridges, dtype=self.dtype, standing=self.standing)
+
     @contextlib.contextmanager
     def mended(self, plan: Plan) -> Iterator[None]:
         """The model without the plan's heads, by gates of 0, and with its repair, while the block runs."""
         study, repair = self.study, self.repair(plan)
         with contextlib.ExitStack() as stack:
             stack.enter_context(gate(study.loaded.model, gates(study.sites, plan), study.sites))
+            stack.enter_context(swapped(self.standing))
             if repair is not None:
                 stack.enter_context(applied(study.loaded.model, study.sites, repair))
             yield

@@ -10,7 +10,7 @@ from headscope.errors import UsageError
 
 @dataclass(frozen=True)
 class Request:
-    """What to remove (exactly one of the first six) and how to choose it; defaults are those of the command line."""
+    """What to remove (exactly one of the first seven) and how to choose it; defaults are those of the command line."""
 
     ratio: float | None = None
     heads: str | None = None
@@ -18,6 +18,8 @@ class Request:
     keep_metric: float | None = None
     max_loss_increase: float | None = None
     target_parameters: int | None = None
+    merge_kv: int | None = None
+    """Key/value heads that each site is left with, merged from those that it has; no query head goes."""
     criterion: str = "auto"
     scores: Path | None = None
     by: str | None = None
@@ -28,7 +30,7 @@ class Request:
     masked: bool = False
     """Heads are only silenced, so that any set of them can go."""
 
-    WAYS = ("ratio", "heads", "plan", "keep_metric", "max_loss_increase", "target_parameters")
+    WAYS = ("ratio", "heads", "plan", "keep_metric", "max_loss_increase", "target_parameters", "merge_kv")
 
     def __post_init__(self) -> None:
         given = [name for name in self.WAYS if getattr(self, name) is not None]
@@ -49,6 +51,8 @@ class Request:
             raise UsageError("--rounds scores anew, and --scores are scores that stay", hint="give one of them")
         if self.heads is not None or self.plan is not None:
             self._require_no_choice()
+        if self.merge_kv is not None:
+            self._require_merge_alone()
         if self.min_heads < 0:
             raise UsageError(f"--min-heads {self.min_heads}: expected 0 or more")
         self._check_limits()
@@ -59,6 +63,15 @@ class Request:
         chosen |= {"scope": self.scope != "model", "unit": self.unit != "auto"}
         for name in (name for name, given in chosen.items() if given):
             raise UsageError(f"--{name} chooses heads, and --{'plan' if self.heads is None else 'heads'} names them")
+
+    def _require_merge_alone(self) -> None:
+        """Merging removes no query head: options about which ones go were meant otherwise."""
+        if self.masked:
+            raise UsageError("--layout masked keeps all shapes, and --merge-kv makes them smaller")
+        chosen = {"criterion": self.criterion != "auto", "scores": self.scores is not None}
+        chosen |= {"scope": self.scope != "model", "unit": self.unit == "head", "min-heads": self.min_heads != 1}
+        for name in (name for name, given in chosen.items() if given):
+            raise UsageError(f"--{name} is about heads that are removed, and --merge-kv removes none")
 
     def _check_limits(self) -> None:
         if self.keep_metric is not None and not 0 < self.keep_metric <= 1:

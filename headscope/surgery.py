@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.boundary import Boundary, boundaries
-from headscope.discovery import evaluating
 from headscope.errors import InvalidPlan, UnsupportedModel
 from headscope.heads import ParameterSlice, Role, Site, SiteId
-from headscope.inputs import probe_inputs
 from headscope.matrices import total_parameters
-from headscope.plan import Plan, require_removable
+from headscope.plan import Plan, SiteHeads, require_removable
 from headscope.portable import carried, resize, see_config, silence, slice_arguments
 from headscope.recipe import numbering, recipe, snapshot
+from headscope.settings_read import settings_read
 from headscope.silence import output_forms
 
 QUERY_COUNT = re.compile(r"(num|n)_?(attention_|attn_)?heads?|heads|(en|de)coder_(attention_)?heads")
@@ -41,12 +40,37 @@ def prune(model: PreTrainedModel, sites: Sequence[Site], plan: Plan) -> None:
         InvalidPlan: the heads cannot be removed together (unequal groups, coupled heads).
     """
     require_removable(plan, min_heads=0, structural=True)
-    cuts = _cuts(sites, plan)
+    _perform(model, sites, _cuts(sites, plan), plan)
+
+
+def keep_kv_heads(model: PreTrainedModel, sites: Sequence[Site], kept: Mapping[SiteId, Sequence[int]]) -> None:
+    """Keep some key/value heads of some sites, by their places, and all query heads, in place.
+
+    The query heads of a site, in order, share those that are left evenly.
+
+    Raises:
+        InvalidPlan: heads are coupled.
+    """
+    cuts = [
+        Cut(site, list(range(site.n_heads)), list(kept[site.id])) for site in sites if site.id in kept and not site.call
+    ]
+    _perform(model, sites, cuts, Plan(tuple(SiteHeads.of(site) for site in sites), ()), kv_kept=kept)
+
+
+def _perform(
+    model: PreTrainedModel,
+    sites: Sequence[Site],
+    cuts: Sequence[Cut],
+    plan: Plan,
+    *,
+    kv_kept: Mapping[SiteId, Sequence[int]] | None = None,
+) -> None:
+    """Make the cuts that a plan means, and let the configuration carry the recipe of them."""
     require_separable(cut.site for cut in cuts)
     edges = boundaries(model, sites)
     _require_own(cuts, edges)
     before = snapshot(model)
-    read = _settings_read(model, cuts)
+    read = settings_read(model, [cut.site.module for cut in cuts])
     forms = output_forms(model, [cut.site for cut in cuts if not cut.kept])
     for cut in cuts:
         edge = edges[cut.site.module]
@@ -57,7 +81,8 @@ def prune(model: PreTrainedModel, sites: Sequence[Site], plan: Plan) -> None:
         cut.counts(model, fixed=any(one.where == "attention" for one in edge.arguments))
         cut.settings(model, read[cut.site.module])
         cut.arguments(model, edge)
-    model.config.headscope = numbering(model, sites, plan, physical=True) | recipe(model, before)
+    numbers = numbering(model, sites, plan, physical=True, kv_kept=kv_kept)
+    model.config.headscope = numbers | recipe(model, before)
 
 
 def silence_heads(model: PreTrainedModel, sites: Sequence[Site], plan: Plan) -> None:
@@ -246,32 +271,3 @@ def _slice(module: nn.Module, name: str, axis: int, kept: Tensor) -> None:
     """Keep some indices of a parameter along an axis."""
     old: Tensor = getattr(module, name)
     resize(module, name, old.detach().index_select(axis, kept.to(old.device)).clone())
-
-
-class _Reading:
-    """A configuration that remembers which of its settings are read."""
-
-    def __init__(self, config: Any) -> None:
-        self.__dict__["_config"], self.__dict__["names"] = config, set()
-
-    def __getattr__(self, name: str) -> Any:
-        self.__dict__["names"].add(name)
-        return getattr(self.__dict__["_config"], name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.__dict__["_config"], name, value)
-
-
-def _settings_read(model: PreTrainedModel, cuts: Sequence[Cut]) -> dict[str, set[str]]:
-    """The settings that each module reads from its configuration while the model runs, by module path."""
-    modules = {cut.site.module: model.get_submodule(cut.site.module) for cut in cuts}
-    readers = {path: _Reading(module.config) for path, module in modules.items() if hasattr(module, "config")}
-    for path, reader in readers.items():
-        modules[path].config = reader  # type: ignore[assignment]
-    try:
-        with torch.no_grad(), evaluating(model):
-            model(**probe_inputs(model))
-    finally:
-        for path, reader in readers.items():
-            modules[path].config = reader.__dict__["_config"]
-    return {path: readers[path].__dict__["names"] if path in readers else set() for path in modules}

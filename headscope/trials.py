@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from headscope.errors import UsageError
 from headscope.evaluation import Judgement, Run, judge
 from headscope.examples import HELD_OUT, Batch, held_out
 from headscope.objective import Objective
+from headscope.output_weights import Patch, swapped
 from headscope.plan import Plan
 from headscope.repair import Mender, Repair
 from headscope.study import Study, batches
@@ -49,10 +50,15 @@ class Verdict:
 
 
 class Trials:
-    """Judges a model with some of its heads gated to 0 against the whole model; with a mender, as it repairs it."""
+    """Judges a model with some of its heads gated to 0 against the whole model; with a mender, as it repairs it.
 
-    def __init__(self, study: Study, metric: str | None, mender: Mender | None = None) -> None:
-        self.study, self.metric, self.mender = study, metric, mender
+    `standing` are other weights of every smaller model (merged heads).
+    """
+
+    def __init__(
+        self, study: Study, metric: str | None, mender: Mender | None = None, *, standing: Sequence[Patch] = ()
+    ) -> None:
+        self.study, self.metric, self.mender, self.standing = study, metric, mender, standing
         loaded = study.loaded
         self.objective = Objective(loaded.model, loaded.task, study.sites)
         self.batches = batches(study)
@@ -114,7 +120,13 @@ class Trials:
 
     def _less(self, plan: Plan) -> Run:
         """The model without the plan's heads."""
-        return self._within(lambda: gate(self.study.loaded.model, gates(self.study.sites, plan), self.study.sites))
+        return self._within(lambda: self._smaller(plan))
+
+    @contextmanager
+    def _smaller(self, plan: Plan) -> Iterator[None]:
+        study = self.study
+        with gate(study.loaded.model, gates(study.sites, plan), study.sites), swapped(self.standing):
+            yield
 
     def _mended(self, plan: Plan) -> Run:
         """The same with its repair, which is fitted first: not while a batch of other examples runs."""

@@ -13,21 +13,21 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "headscope"
 FLOORS = [
     "portable reload least_squares downdates",
-    "errors columns shapes heads provenance losses examples rows inputs ownership taps",
+    "errors columns shapes heads provenance losses examples rows inputs ownership taps alignment",
     "metrics places registry devices tables cost naming jsonfiles unpack geometry stacks capture vocabulary tiles "
     "memory sampling subsets curve_columns",
     "tasks families greedy",
     "tasks/* families/* fields formats headers matrices objective anatomy patterns conllu criteria plan_values numbers",
     "location discovery outline clusters cells folders leftovers manifest companions card hub_data scores pairs "
     "output_weights",
-    "weights boundary silence folder_writing scores/* sources reasons texts plan_files measures",
+    "weights widening settings_read boundary silence folder_writing scores/* sources reasons texts plan_files measures",
     "models sums reading gated replay plan score_files layouts moments row_store circuits",
     "ablated data reports words counts units recipe measures/* pair_sums side_by_side",
     "study reports/* choice surgery",
     "inspection row_sums maps relations evaluation timing comparison_columns bootstrap alike native verify pairing",
-    "output_moments",
+    "output_moments merging forms",
     "reconstruct",
-    "checks survey estimate comparison repair request stored criteria/*",
+    "checks survey estimate comparison repair request stored criteria/* merge_maps",
     "trials prepared",
     "pruned",
     "outlay selection publish likeness",

@@ -52,6 +52,10 @@ def prune(
         str | None,
         typer.Option("--target-parameters", metavar="N", help="Remove as few as leave N parameters in all."),
     ] = None,
+    merge_kv: Annotated[
+        str | None,
+        typer.Option("--merge-kv", metavar="N", help="Remove none: merge key/value heads until each site has N."),
+    ] = None,
     criterion: Annotated[str, typer.Option("--criterion", help=f"{_CRITERIA}; lowest goes first.")] = "auto",
     steps: Annotated[
         str | None, typer.Option("--steps", metavar="N", help="Steps of training with --criterion gates; default 200.")
@@ -153,6 +157,7 @@ def _options(given: Settings) -> PruneOptions:
         keep_metric=opt.real("--keep-metric", raw["keep_metric"]),
         max_loss_increase=opt.real("--max-loss-increase", raw["max_loss_increase"]),
         target_parameters=opt.positive("--target-parameters", raw["target_parameters"]),
+        merge_kv=opt.positive("--merge-kv", raw["merge_kv"]),
         criterion=raw["criterion"],
         scores=raw["scores"],
         by=raw["by"],
