@@ -370,7 +370,7 @@ def test_the_repair_is_least_squares_on_stored_activations(case: Any) -> None:
     """Of the tied model's outputs against those of the whole one, site by site, from the turned weights."""
     _, standing = standing_of(case)
     plan = plan_of(case.study.sites, [])
-    found = fit(case.study, plan, ridges=(RIDGE,), standing=standing)
+    found = fit(case.study, plan, ridges=(RIDGE,), standing=standing, streams=False)
     assert found is not None and len(found.sites) == len(case.study.sites)
     plainly = Plainly(case, plan)
     for number, one in enumerate(found.sites):
