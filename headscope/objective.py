@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from headscope.examples import Batch
 from headscope.heads import Site, SiteId
 from headscope.inputs import probe_inputs
 from headscope.losses import Distribution, choices, draw, losses, normals, scores, uniforms, wide
+from headscope.outcomes import Outcome, Wanted
 from headscope.tasks import Task
 from headscope.vocabulary import VocabularyHead, split
 
@@ -29,33 +30,6 @@ CHUNK_VALUES = 2**23
 """Logits held at once, as numbers: 32 MiB in float32."""
 SMOOTH_CLASSES = 1024
 """With more classes than this, labels are drawn even where random scores would do: those take a number a class."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which backward passes to make: for the task's own loss, and for how many draws from the model's prediction.
-
-    With `smooth`, random scores take the place of drawn labels' where there are few classes: the same mean squares.
-    """
-
-    gradient: bool = False
-    draws: int = 0
-    seed: int = 0
-    smooth: bool = False
-
-
-@dataclass
-class Outcome:
-    """What one batch gave. `loss` is `[example]`, empty without labels; `gate` is `[batch token head]` of each site,
-    `sampled` is `[draw batch head]`, `alone` is the loss `[batch head]` with one head left in the site, `ablated`
-    what the loss gains without the head.
-    """
-
-    loss: Tensor
-    gate: dict[SiteId, Tensor] = field(default_factory=dict)
-    sampled: dict[SiteId, Tensor] = field(default_factory=dict)
-    alone: dict[SiteId, Tensor] = field(default_factory=dict)
-    ablated: dict[SiteId, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
