@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from headscope import verify
 from headscope.alignment import Family
 from headscope.discovery import find_sites
-from headscope.errors import InvalidPlan, UnsupportedModel
+from headscope.errors import InvalidPlan, UnsupportedModel, UsageError
 from headscope.examples import collate
 from headscope.folder_writing import check_target
 from headscope.forms import choose_form
@@ -33,7 +33,7 @@ from headscope.publish import Basis, Publication, pad_token, publish
 from headscope.reasons import RAISED, first_line
 from headscope.repair import Repair, applied, write
 from headscope.selection import Request, Selection, select
-from headscope.stored import as_stored
+from headscope.stored import as_stored, stored_format
 from headscope.study import Progress, StudyOptions
 from headscope.surgery import prune as take_out
 from headscope.surgery import silence_heads
