@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from headscope.card import Quality
-from headscope.choice import Rules, choose, wanted_count
+from headscope.choice import Rules, choose, possible_counts, wanted_count
 from headscope.counts import total_heads
 from headscope.criteria import load_criterion
 from headscope.data import DataOptions, load_examples
@@ -79,15 +79,25 @@ class Bench:
         """What goes in one round by a criterion; `auto` as the command chooses it, with repair."""
         if criterion == AUTO:
             request = Request(
-                ratio=how.share, unit=how.unit, min_heads=how.min_heads, masked=how.masked, criterion=AUTO
+                ratio=self.count(how) / total_heads(self.sites),
+                unit=how.unit,
+                min_heads=how.min_heads,
+                masked=how.masked,
+                criterion=AUTO,
             )
             found = select(self.study, request, None, mender=self.mender)
             print(f"# {found.notes[-1]}", flush=True)
             return found.plan
         rules = Rules("model", how.unit, how.min_heads, structural=not how.masked)
-        count = wanted_count(how.share, self.sites)
+        count = self.count(how)
         removed = choose(self.sites, self._order(criterion, rules), count, rules, total=total_heads(self.sites))
         return Plan(self.sites, tuple(sorted(removed)), criterion=criterion)
+
+    def count(self, how: Setting) -> int:
+        """The number of heads nearest to the share that can go."""
+        rules = Rules("model", how.unit, how.min_heads, structural=not how.masked)
+        wanted = wanted_count(how.share, self.sites)
+        return min(possible_counts(self.sites, rules), key=lambda count: (abs(count - wanted), count))
 
     def _order(self, criterion: str, rules: Rules) -> dict:
         key = (criterion, rules.unit)
