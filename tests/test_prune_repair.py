@@ -53,7 +53,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
             "dev.jsonl",
             ("--limit", 16, "--max-length", 48, "--ratio", 0.3, "--unit", "head", "--layout", "masked"),
         ),
-        pytest.param("sentiment-minilm", "dev.jsonl", ("--limit", 96, "--ratio", 0.5), marks=pytest.mark.slow),
+        pytest.param("sentiment-minilm", "dev.jsonl", ("--limit", 256, "--ratio", 0.5), marks=pytest.mark.slow),
         pytest.param("t5-g2p", "dev.jsonl", ("--limit", 40, "--ratio", 0.4), marks=pytest.mark.slow),
     ],
 )
