@@ -27,7 +27,7 @@ from headscope.likeness import Question, compare_heads, default_measures, open_p
 from headscope.models import LoadOptions
 from headscope.pruned import Pruned
 from headscope.publish import Publication
-from headscope.selection import Request
+from headscope.request import Request
 from headscope.study import Study, StudyOptions
 
 if TYPE_CHECKING:

@@ -32,7 +32,8 @@ from headscope.pruned import Pruned, cost
 from headscope.publish import Basis, Publication, pad_token, publish
 from headscope.reasons import RAISED, first_line
 from headscope.repair import Repair, applied, write
-from headscope.selection import Request, Selection, select
+from headscope.request import Request
+from headscope.selection import Selection, select
 from headscope.stored import as_stored, stored_format
 from headscope.study import Progress, StudyOptions
 from headscope.surgery import prune as take_out

@@ -212,11 +212,11 @@ class _Fitting:
         repair = Repair(found, 0.0, 0.0)
 
         def less(batch: Batch) -> Tensor:
-            with gate(loaded.model, self.closed, sites), swapped(self.standing):
+            with without(self.study, self.plan, self.standing):
                 return self.objective.forward(batch)
 
         def repaired(batch: Batch) -> Tensor:
-            with swapped(self.standing), applied(loaded.model, sites, repair), gate(loaded.model, self.closed, sites):
+            with without(self.study, self.plan, self.standing), applied(loaded.model, sites, repair):
                 return self.objective.forward(batch)
 
         runs = [self.objective.forward, less, repaired]
@@ -226,15 +226,22 @@ class _Fitting:
         return Repair(found, before.divergence, after.divergence, tuple(dict.fromkeys(self.notes)))
 
 
+@contextlib.contextmanager
+def without(study: Study, plan: Plan, standing: Sequence[Patch] = ()) -> Iterator[None]:
+    """The model without the plan's heads, by gates of 0, and with other `standing` weights, while the block runs."""
+    with gate(study.loaded.model, gates(study.sites, plan), study.sites), swapped(standing):
+        yield
+
+
 def divergence(study: Study, plan: Plan) -> float:
     """How far a model without the plan's heads, unrepaired, is from the whole one on the examples that are held out."""
-    loaded, closed = study.loaded, gates(study.sites, plan)
+    loaded = study.loaded
     objective = Objective(loaded.model, loaded.task, study.sites)
     assert study.examples is not None
     _, held = held_out(study.examples, study.options.seed, split=_SPLIT)
 
     def less(batch: Batch) -> Tensor:
-        with gate(loaded.model, closed, study.sites):
+        with without(study, plan):
             return objective.forward(batch)
 
     found = judge([objective.forward, less], loaded.task, loaded.task_name, batches(study.on(held)))
@@ -284,8 +291,7 @@ class Mender:
         """The model without the plan's heads, by gates of 0, and with its repair, while the block runs."""
         study, repair = self.study, self.repair(plan)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(gate(study.loaded.model, gates(study.sites, plan), study.sites))
-            stack.enter_context(swapped(self.standing))
+            stack.enter_context(without(study, plan, self.standing))
             if repair is not None:
                 stack.enter_context(applied(study.loaded.model, study.sites, repair))
             yield

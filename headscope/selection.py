@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headscope.boundary import boundaries
-from headscope.capture import gate
 from headscope.choice import Rules, choose, choose_round, possible_counts, removal_order, round_counts, wanted_count
 from headscope.counts import total_heads
 from headscope.criteria import candidates, choose_criterion, load_criterion
@@ -16,16 +15,13 @@ from headscope.examples import HELD_OUT
 from headscope.heads import HeadId, Site, parse_heads
 from headscope.plan import Plan, SiteHeads, read_plan, require_removable
 from headscope.portable import carried
-from headscope.repair import Mender, divergence
+from headscope.repair import Mender, divergence, without
 from headscope.request import Request
 from headscope.score_files import read_scores
 from headscope.study import Study
-from headscope.surgery import gates, is_separable, parameters_left, require_separable
+from headscope.surgery import is_separable, parameters_left, require_separable
 from headscope.trials import Trials
 from headscope.units import blocks
-
-__all__ = ["LOOK_AHEAD", "Request", "Selection", "able_sites", "most", "select"]
-
 
 AUTO_EXAMPLES = 192
 """Examples, a quarter of them held out, by which `auto` compares repaired plans at most; orders are made from all."""
@@ -217,8 +213,7 @@ class _Chooser:
                 hint="give --data FILE, or --scores FILE --by COLUMN, or --criterion random",
             )
         plan = Plan(self.sites, tuple(sorted(gone)))
-        less = gate(self.study.loaded.model, gates(self.study.sites, plan), self.study.sites)
-        with less if self.mender is None else self.mender.mended(plan):
+        with without(self.study, plan) if self.mender is None else self.mender.mended(plan):
             if criterion.greedy is None:
                 found = criterion.scores(self.study, self.seed)
             else:

@@ -14,6 +14,7 @@ from headscope.errors import UsageError
 from headscope.inspection import notes as study_notes
 from headscope.likeness import ATTENTION, Likeness, default_measures
 from headscope.pair_sums import load_measures
+from headscope.reports._matrix import MatrixPicture
 from headscope.study import Scores
 from headscope.tables import Cell, Table
 
@@ -184,17 +185,6 @@ def matrix_picture(found: Likeness) -> MatrixPicture:
         merges=None if grown is None else grown.merges.tolist(),
         least=load_measures([found.by])[found.by].least,
     )
-
-
-@dataclass(frozen=True)
-class MatrixPicture:
-    """A matrix with the names of its rows and columns; `merges` is scipy's linkage of both, None without a tree."""
-
-    values: list[list[float]]
-    rows: list[str]
-    columns: list[str]
-    merges: list[list[float]] | None
-    least: float
 
 
 def notes(found: Likeness) -> tuple[str, ...]:

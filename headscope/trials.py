@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,22 +11,18 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from headscope.bootstrap import Interval, interval
-from headscope.capture import gate
 from headscope.card import Quality
 from headscope.errors import UsageError
 from headscope.evaluation import Judgement, Run, judge
-from headscope.examples import HELD_OUT, Batch, held_out
+from headscope.examples import Batch
 from headscope.objective import Objective
-from headscope.output_weights import Patch, swapped
+from headscope.output_weights import Patch
 from headscope.plan import Plan
-from headscope.repair import Mender, Repair
+from headscope.repair import Mender, Repair, without
 from headscope.study import Study, batches
-from headscope.surgery import gates
 
 if TYPE_CHECKING:
-    from headscope.selection import Request
-
-__all__ = ["HELD_OUT", "Trials", "Verdict", "held_out"]
+    from headscope.request import Request
 
 
 @dataclass(frozen=True)
@@ -120,13 +116,7 @@ class Trials:
 
     def _less(self, plan: Plan) -> Run:
         """The model without the plan's heads."""
-        return self._within(lambda: self._smaller(plan))
-
-    @contextmanager
-    def _smaller(self, plan: Plan) -> Iterator[None]:
-        study = self.study
-        with gate(study.loaded.model, gates(study.sites, plan), study.sites), swapped(self.standing):
-            yield
+        return self._within(lambda: without(self.study, plan, self.standing))
 
     def _mended(self, plan: Plan) -> Run:
         """The same with its repair, which is fitted first: not while a batch of other examples runs."""

@@ -16,7 +16,8 @@ from headscope.inputs import probe_inputs
 from headscope.layouts import save_portable
 from headscope.models import LoadOptions, load
 from headscope.reload import own_memory
-from headscope.selection import Request, select
+from headscope.request import Request
+from headscope.selection import select
 from headscope.study import Study, StudyOptions
 from headscope.surgery import prune
 

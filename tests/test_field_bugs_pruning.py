@@ -28,7 +28,8 @@ from headscope.native import _owning, native_config, native_counts
 from headscope.plan import Plan
 from headscope.pruning import PruneOptions
 from headscope.pruning import prune as run
-from headscope.selection import Request, select
+from headscope.request import Request
+from headscope.selection import select
 from headscope.study import Study, StudyOptions
 from headscope.surgery import prune
 from headscope.verify import computes_in_single

@@ -13,12 +13,14 @@ from checkpoints import bert, llama
 from headscope.criteria import candidates
 from headscope.data import DataOptions, load_examples
 from headscope.errors import InvalidPlan, ThresholdError, UsageError
+from headscope.examples import held_out
 from headscope.models import LoadOptions, load
 from headscope.repair import Mender, divergence
-from headscope.selection import LOOK_AHEAD, Request, most, select
+from headscope.request import Request
+from headscope.selection import LOOK_AHEAD, most, select
 from headscope.study import Study, StudyOptions
 from headscope.surgery import parameters_left, prune
-from headscope.trials import Trials, held_out
+from headscope.trials import Trials
 
 
 def study_of(folder: Path, data: Path | None = None, limit: int = 24) -> Study:

@@ -147,7 +147,7 @@ def _options(given: Settings) -> PruneOptions:
     """
     from headscope.pruning import PruneOptions
     from headscope.publish import Publication
-    from headscope.selection import Request
+    from headscope.request import Request
 
     raw = given.raw
     request = Request(

@@ -146,15 +146,5 @@ def _draw(given: Settings, found: Likeness, path: Path, force: bool) -> None:
     from headscope.reports._matrix import draw_matrix
     from headscope.similarity_report import matrix_picture
 
-    shown = matrix_picture(found)
     names = " and ".join(study.loaded.location.name for study in found.party.studies)
-    draw_matrix(
-        shown.values,
-        shown.rows,
-        shown.columns,
-        merges=shown.merges,
-        least=shown.least,
-        title=f"{found.by} of {names}",
-        path=path,
-        force=force,
-    )
+    draw_matrix(matrix_picture(found), title=f"{found.by} of {names}", path=path, force=force)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,40 +21,36 @@ _NAMED = 96
 _LEFT_OUT = "0.85"
 
 
-def draw_matrix(
-    values: Sequence[Sequence[float]],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    *,
-    merges: Sequence[Sequence[float]] | None,
-    least: float,
-    title: str,
-    path: Path,
-    force: bool = False,
-) -> None:
-    """Write the picture of `values[row][column]`; `merges` is scipy's linkage of the heads, whose leaves are the rows.
+@dataclass(frozen=True)
+class MatrixPicture:
+    """`values[row][column]` from `least` to 1, NaN where not defined, with the names of rows and columns.
 
-    The same values give the same bytes. Grey is not defined.
+    `merges` is scipy's linkage of the heads, whose leaves are the rows; None without a tree.
+    """
+
+    values: Sequence[Sequence[float]]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    merges: Sequence[Sequence[float]] | None
+    least: float
+
+
+def draw_matrix(shown: MatrixPicture, *, title: str, path: Path, force: bool = False) -> None:
+    """Write the picture; the same values give the same bytes. Grey is not defined.
 
     Raises:
         UsageError: the suffix is neither .png nor .svg, or the file exists and `force` is not set.
         OutputError: the file cannot be written.
     """
-    save_picture(lambda: _figure(values, rows, columns, merges, least, safe_text(title)), path, force)
+    save_picture(lambda: _figure(shown, safe_text(title)), path, force)
 
 
-def _figure(
-    values: Sequence[Sequence[float]],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    merges: Sequence[Sequence[float]] | None,
-    least: float,
-    title: str,
-) -> Figure:
+def _figure(shown: MatrixPicture, title: str) -> Figure:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
+    rows, columns, merges = shown.rows, shown.columns, shown.merges
     cell = max(0.02, min(0.22, 9 / max(len(rows), len(columns), 1)))
     wide, high = max(2.5, cell * len(columns)), max(2.5, cell * len(rows))
     panels = [wide] if merges is None else [1.3, wide]
@@ -61,14 +58,14 @@ def _figure(
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(1, len(panels), squeeze=False, width_ratios=panels)
     matrix = grid[0][-1]
-    scale = Normalize(least, 1.0)
-    _image(matrix, values, scale)
+    scale = Normalize(shown.least, 1.0)
+    _image(matrix, shown.values, scale)
     _name(matrix, rows, columns, beside=merges is not None)
     if merges is not None:
         _dendrogram(grid[0][0], merges, len(rows))
     bar = figure.colorbar(ScalarMappable(scale, COLORS), ax=list(grid[0]), label="likeness", aspect=30, pad=0.02)
     bar.outline.set_visible(False)
-    if any(not math.isfinite(value) for row in values for value in row):
+    if any(not math.isfinite(value) for row in shown.values for value in row):
         figure.supxlabel("grey: not defined (other queries or keys, or no output)", fontsize=8)
     figure.suptitle("\n".join(textwrap.wrap(title, max(30, int(size[0] * 11)))), fontsize=11)
     return figure
