@@ -106,7 +106,7 @@ def test_short_csv_rows_are_filled_up_with_a_note(write):
         ("a", "x", ": a file without suffix cannot be read"),
         ("a.gz", b"x", ": a file without suffix cannot be read"),
         ("a.txt.gz", b"x", ": not a whole .gz file: Not a gzipped file (b'x')"),
-        ("a.txt.gz", gzip.compress(b"abc" * 99)[:-9], ": not a whole .gz file: Compressed file ended before"),
+        ("a.txt.gz", gzip.compress(b"abc" * 99, mtime=0)[:-9], ": not a whole .gz file: Compressed file ended before"),
         ("a.txt.zst", zstd(b"abc" * 99)[:-3], ": not a whole .zst file: "),
         ("a.parquet", b"PAR1 and no more", ": not a whole Parquet file: "),
     ],
