@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from headscope.geometry import Geometry, attention_kind, context_numbers, geometry, head_numbers
 from headscope.heads import AttentionKind, ParameterSlice, Role, Site, SiteId
 from headscope.inputs import BATCH
-from headscope.ownership import Touch, depends, fed_by, touched_by_each, touches
+from headscope.ownership import Touch, depends, fed_by, group_owner, owned_axis, touched_by_each, touches
 from headscope.taps import AttentionCall
 
 _INPUTS = (Role.QUERY, Role.KEY, Role.VALUE)
@@ -101,7 +101,8 @@ class _Reader:
         self._biases()
         weight_axis = 0 if isinstance(output, Conv1D) else 1
         module = self.paths[id(output)]
-        self.slices.append(ParameterSlice(module, "weight", weight_axis, Role.OUTPUT, channels))
+        owners = self._stored(output, weight_axis, channels)
+        self.slices.append(ParameterSlice(module, "weight", weight_axis, Role.OUTPUT, owners))
         weight = output.weight
         assert isinstance(weight, Tensor)
         coupled, shared = self._coupled()
@@ -150,7 +151,7 @@ class _Reader:
             for (module, name, parameter), touch in zip(self.parameters, found, strict=True):
                 if touch is None:
                     continue
-                axis = _owned_axis(touch, n_heads, self.model.get_submodule(module))
+                axis = owned_axis(touch, n_heads, self.model.get_submodule(module))
                 if axis is None:
                     mixed.append((module, name, parameter))
                 else:
@@ -166,7 +167,7 @@ class _Reader:
         rest: list[tuple[str, str, Tensor]] = []
         for module, name, parameter in mixed:
             each = touched_by_each(tensor, numbers, self.shape.n_heads, parameter)
-            groups = next(((axis, owner) for axis, table in enumerate(each) if (owner := _group_owner(table))), None)
+            groups = next(((axis, owner) for axis, table in enumerate(each) if (owner := group_owner(table))), None)
             if groups is None:
                 rest.append((module, name, parameter))
                 continue
@@ -184,7 +185,7 @@ class _Reader:
         for (module, name, _), touch in zip(parameters, found, strict=True):
             if touch is None or f"{module}.{name}" in seen:
                 continue
-            axis = _owned_axis(touch, self.shape.n_heads, self.model.get_submodule(module))
+            axis = owned_axis(touch, self.shape.n_heads, self.model.get_submodule(module))
             if axis is None:
                 self.mixed.setdefault(role, []).append(f"{module}.{name}")
             else:
@@ -197,6 +198,15 @@ class _Reader:
                 owner = [-1 if earlier >= 0 else head for head, earlier in zip(owner, piece.owner, strict=True)]
         if any(head >= 0 for head in owner):
             self.slices.append(ParameterSlice(module, name, axis, role, tuple(owner)))
+
+    def _stored(self, output: nn.Module, axis: int, channels: tuple[int, ...]) -> tuple[int, ...]:
+        """The owners of the output weight's indices as stored: without those that are zeros while the model runs."""
+        module = self.paths[id(output)]
+        for path, holder in self.model.named_modules():
+            for gap in holder.__dict__.get("headscope_filled", ()):
+                if (f"{path}.{gap['module']}".strip("."), gap["name"], gap["axis"]) == (module, "weight", axis):
+                    return tuple(channels[place] for run in gap["kept"] for place in range(*run))
+        return channels
 
     def _biases(self) -> None:
         """A bias follows its weight: a key's bias cancels in the softmax and so has no gradient behind it."""
@@ -248,28 +258,6 @@ def _parameters(module: nn.Module, root: str) -> list[tuple[str, str, Tensor]]:
     for path, child in module.named_modules(prefix=root):
         found += [(path, name, p) for name, p in child.named_parameters(recurse=False) if p.is_floating_point()]
     return found
-
-
-def _owned_axis(touch: Touch, n_heads: int, module: nn.Module) -> int | None:
-    """The axis along which every index belongs to at most one head; for a single head, the output axis."""
-    clean = [axis for axis, seen in enumerate(touch) if seen.clean]
-    if not clean or n_heads == 1:
-        partial = [axis for axis in clean if not bool(touch[axis].touched.all())]
-        output = 1 if isinstance(module, Conv1D) and len(touch) > 1 else 0
-        return None if not clean else partial[0] if partial else output
-    covering = [axis for axis in clean if len(set(touch[axis].owners()) - {-1}) == n_heads]
-    return covering[0] if covering else None
-
-
-def _group_owner(table: Tensor) -> tuple[int, ...] | None:
-    """From `[head index]`, the group that each index serves; None unless the groups are equal and neighbouring."""
-    n_heads = table.shape[0]
-    sets = sorted({tuple(column.nonzero().flatten().tolist()) for column in table.T} - {()})
-    flat = [head for group in sets for head in group]
-    if flat != list(range(n_heads)) or len({len(group) for group in sets}) != 1:
-        return None
-    number = {group: index for index, group in enumerate(sets)}
-    return tuple(number.get(tuple(column.nonzero().flatten().tolist()), -1) for column in table.T)
 
 
 def _relative(target: str, origin: str) -> tuple[int, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import AttentionInterface
 
+from headscope.left import HeadsLeft
 from headscope.portable import cut
 
 SOFTMAX = {torch.softmax, torch.Tensor.softmax, F.softmax}
@@ -59,6 +60,24 @@ class AttentionCall:
     eager: Callable[..., Any] | None = None
     """The model's own eager attention function, whatever runs in its place."""
 
+    def told(self, on_call: OnCall) -> Tensor | None:
+        """What `on_call` makes of this call, of which it sees the heads that are left."""
+        left = HeadsLeft.of(self.module)
+        if left is None:
+            return on_call(self)
+        axes = (2, 1) if self.on_interface else (1, 2)
+        query, key, value, rows = self.query, self.key, self.value, self.probabilities
+        part = replace(
+            self,
+            query=None if query is None else left.query(query),
+            key=None if key is None else left.key(key),
+            value=None if value is None else left.key(value),
+            context=left.query(self.context, axes) if len(self.context) else self.context,
+            probabilities=None if rows is None else left.query(rows),
+        )
+        changed = on_call(part)
+        return None if changed is None else left.whole(changed, self.context, axes)
+
 
 OnCall = Callable[[AttentionCall], Tensor | None]
 """Sees a call; may return a tensor that the model then uses in place of the context."""
@@ -93,14 +112,14 @@ class InterfaceTap(contextlib.AbstractContextManager["InterfaceTap"]):
                 call.keywords = {name: value for name, value in kwargs.items() if name != "attention_mask"}
                 tap.depth += 1
                 try:
-                    ready = None if tap.before is None else tap.before(call)
+                    ready = None if tap.before is None else call.told(tap.before)
                     output = (
                         (ready, None) if ready is not None else function(module, query, key, value, *args, **kwargs)
                     )
                 finally:
                     tap.depth -= 1
                 call.context = output[0]
-                changed = tap.on_call(call)
+                changed = call.told(tap.on_call)
                 return output if changed is None else (changed, *output[1:])
 
             return tapped
@@ -199,7 +218,7 @@ class FunctionTap(TorchFunctionMode):
         call = AttentionCall(module, given["query"], given["key"], given["value"], output, None, False)
         call.mask, call.eager, call.implementation = given.get("attn_mask"), plain_attention, "sdpa"
         call.keywords = {"is_causal": bool(given.get("is_causal", False)), "scale": given.get("scale")}
-        changed = self.on_call(call)
+        changed = call.told(self.on_call)
         return output if changed is None else changed
 
     def _emit(
@@ -214,7 +233,7 @@ class FunctionTap(TorchFunctionMode):
         one_key = probabilities is not None and probabilities.shape[-1] < 2  # a softmax over something else
         if module is None or one_key:
             return context
-        changed = self.on_call(AttentionCall(module, query, key, value, context, probabilities, False))
+        changed = AttentionCall(module, query, key, value, context, probabilities, False).told(self.on_call)
         return context if changed is None else changed
 
 
