@@ -156,6 +156,7 @@ class Cut:
                 earlier[inside, name, axis] = gap
         fill_in(model.get_submodule(root), list(earlier.values()))
         shown = {piece["name"]: piece for piece in module.__dict__.get("headscope_arguments", ())}
+        axis = self.site.context_axis
         for name, count, kept in (
             ("query", self.site.n_heads, self.kept),
             ("key", self.site.n_kv_heads, self.kv_kept),
@@ -163,7 +164,7 @@ class Cut:
             before = shown.get(name)
             places = [before["kept"][place] for place in kept] if before else kept
             heads = before["heads"] if before else count
-            shown[name] = {"where": "heads", "name": name, "axis": 1, "heads": heads, "kept": places}
+            shown[name] = {"where": "heads", "name": name, "axis": axis, "heads": heads, "kept": places}
         slice_arguments(module, list(shown.values()))
 
 

@@ -22,21 +22,13 @@ from headscope.errors import UnsupportedModel
 from headscope.heads import AttentionKind, Site, SiteId
 from headscope.inputs import probe_inputs
 from headscope.numbers import renumbered
+from headscope.projecting import Projection
 from headscope.stacks import StackNames
 from headscope.taps import AttentionCall, FunctionTap, InterfaceTap, ModuleStack
 
 _MIXERS = ("linear_attn", "mamba", "ssm", "temporal_block", "rwkv")
 _MIXER_CLASSES = ("Mamba", "MambaMixer", "Mamba2Mixer", "GatedDeltaNet", "LinearAttention", "RecurrentBlock", "Rwkv")
 _LINEAR = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d)
-
-
-@dataclass
-class Projection:
-    """One call of a linear module during the probe."""
-
-    time: int
-    module: nn.Module
-    input: Tensor
 
 
 @dataclass
@@ -62,27 +54,45 @@ class Discovery:
 class _Probe:
     """The record of one forward pass: attention calls and linear calls in the order they happened."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.clock = 0
         self.sightings: dict[int, Sighting] = {}
         self.starts: dict[int, list[int]] = {}
         self.projections: list[Projection] = []
+        self.sources: dict[int, int] = {}
+        self._ids: dict[int, tuple[nn.Module, str]] = {
+            id(parameter): (module, name)
+            for module in model.modules()
+            for name, parameter in module.named_parameters(recurse=False)
+        }
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.clock += 1
         self.starts.setdefault(id(module), []).append(self.clock)
+        values = [*args, *kwargs.values()]
+        self.sources.setdefault(id(module), len({id(value) for value in values if _is_sequence(value)}))
         if is_linear(module):
-            values = [*args, *kwargs.values()]
             tensor = next((value for value in values if isinstance(value, Tensor)), None)
             if tensor is not None and tensor.is_floating_point():
-                self.projections.append(Projection(self.clock, module, tensor))
+                self.projections.append(Projection(self.clock, module, "weight", tensor))
+
+    def multiply(self, parameter: nn.Parameter, tensor: Tensor, product: Tensor) -> None:
+        if id(parameter) in self._ids:
+            self.clock += 1
+            self.projections.append(Projection(self.clock, *self._ids[id(parameter)], tensor, product))
 
     def attend(self, call: AttentionCall) -> Tensor:
         self.clock += 1
+        if not torch.is_grad_enabled():  # a round that the model itself takes without gradients
+            return call.context
         leaf = call.context.detach().requires_grad_(True)
         if id(call.module) not in self.sightings:
             self.sightings[id(call.module)] = Sighting(self.clock, call, leaf)
         return leaf
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -130,7 +140,9 @@ def _dissect(model: PreTrainedModel, probe: _Probe) -> tuple[list[tuple[Sighting
     for sighting in sorted(probe.sightings.values(), key=lambda seen: seen.time):
         path = paths.get(id(sighting.call.module), "")
         sighting.runs = probe.starts.get(id(sighting.call.module), [sighting.time])
-        anatomy = dissect(model, path, sighting.call, sighting.leaf, _after(probe, sighting), known=known)
+        later = [one for one in probe.projections if one.time > sighting.time]
+        alone = probe.sources.get(id(sighting.call.module), 0) < 2
+        anatomy = dissect(model, path, sighting.call, sighting.leaf, later, alone=alone, known=known)
         if isinstance(anatomy, str):
             problems.append(f"{path} ({type(sighting.call.module).__name__}): {anatomy}")
         else:
@@ -139,11 +151,11 @@ def _dissect(model: PreTrainedModel, probe: _Probe) -> tuple[list[tuple[Sighting
 
 
 def _run(model: PreTrainedModel, inputs: dict[str, Any]) -> _Probe:
-    probe = _Probe()
+    probe = _Probe(model)
     with contextlib.ExitStack() as stack:
         modules = stack.enter_context(ModuleStack(model, probe.enter))
         interface = stack.enter_context(InterfaceTap(probe.attend))
-        stack.enter_context(FunctionTap(modules, interface, probe.attend))
+        stack.enter_context(FunctionTap(modules, interface, probe.attend, probe.multiply))
         model(**inputs)
     return probe
 
@@ -171,11 +183,6 @@ def differentiable(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter, wanted in before.items():
             parameter.requires_grad_(wanted)
-
-
-def _after(probe: _Probe, sighting: Sighting) -> list[tuple[nn.Module, Tensor]]:
-    """Linear calls after a site's context was made, in order: the output projection is the first that depends on it."""
-    return [(call.module, call.input) for call in probe.projections if call.time > sighting.time]
 
 
 def _number(found: list[tuple[Sighting, Anatomy, str]], names: StackNames) -> tuple[Site, ...]:

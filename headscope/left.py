@@ -21,38 +21,36 @@ class HeadsLeft:
         pieces = module.__dict__.get("headscope_arguments", ())
         return cls(list(pieces)) if any(piece["where"] == "heads" for piece in pieces) else None
 
-    def query(self, tensor: Tensor, axes: tuple[int, ...] = (1, 2)) -> Tensor:
-        """The part of a tensor that holds something for every query head; the first of `axes` of that size has them."""
-        return _picked(tensor, self._query, axes)
+    def query(self, tensor: Tensor) -> Tensor:
+        """The part of a query or of attention rows."""
+        return _picked(tensor, self._query, _axis(tensor, self._query["heads"]))
 
     def key(self, tensor: Tensor) -> Tensor:
         """The part of a key or value, which hold the key/value heads, or these once for each query head."""
-        shared = self._key["heads"] != self._query["heads"] and _axis(tensor, self._key["heads"], (1, 2)) is None
-        return _picked(tensor, self._query if shared else self._key, (1, 2))
+        piece = self._key if _axis(tensor, self._key["heads"]) else self._query
+        return _picked(tensor, piece, _axis(tensor, piece["heads"]))
 
-    def whole(self, part: Tensor, like: Tensor, axes: tuple[int, ...] = (1, 2)) -> Tensor:
-        """`part`, picked from `like` (or made for it, where that is empty), among zeros for the heads that are gone."""
-        heads, kept = self._query["heads"], torch.tensor(self._query["kept"], device=part.device)
-        axis = _axis(like, heads, axes) if len(like) else _axis(part, len(kept), axes)
-        if axis is not None:
-            return part.new_zeros(_resized(part, axis, heads)).index_copy(axis, kept, part)
-        split = part.unflatten(0, (-1, len(kept)))
-        return split.new_zeros(_resized(split, 1, heads)).index_copy(1, kept, split).flatten(0, 1)
+    def context(self, tensor: Tensor) -> Tensor:
+        """The part of a context."""
+        return _picked(tensor, self._query, self._query["axis"])
 
-
-def _resized(tensor: Tensor, axis: int, size: int) -> tuple[int, ...]:
-    return (*tensor.shape[:axis], size, *tensor.shape[axis + 1 :])
-
-
-def _axis(tensor: Tensor, heads: int, axes: tuple[int, ...]) -> int | None:
-    return next((axis for axis in axes if tensor.dim() == 4 and tensor.shape[axis] == heads), None)
+    def whole(self, part: Tensor) -> Tensor:
+        """A context of the heads that are left, among zeros for those that are gone."""
+        kept, axis = torch.tensor(self._query["kept"], device=part.device), self._query["axis"]
+        split = part if axis else part.unflatten(0, (-1, len(kept)))
+        shape = list(split.shape)
+        shape[axis or 1] = self._query["heads"]
+        filled = split.new_zeros(shape).index_copy(axis or 1, kept, split)
+        return filled if axis else filled.flatten(0, 1)
 
 
-def _picked(tensor: Tensor, piece: dict[str, Any], axes: tuple[int, ...]) -> Tensor:
+def _axis(tensor: Tensor, heads: int) -> int:
+    """The axis of a tensor's heads, 0 where it holds sequences and heads together."""
+    return next((axis for axis in range(1, tensor.dim() - 1) if tensor.dim() > 3 and tensor.shape[axis] == heads), 0)
+
+
+def _picked(tensor: Tensor, piece: dict[str, Any], axis: int) -> Tensor:
     heads, kept = piece["heads"], torch.tensor(piece["kept"], device=tensor.device)
-    axis = _axis(tensor, heads, axes)
-    if axis is not None:
+    if axis:
         return tensor.index_select(axis, kept)
-    if tensor.dim() == 3 and tensor.shape[0] % heads == 0:  # [batch*head position width]
-        return tensor.unflatten(0, (-1, heads)).index_select(1, kept).flatten(0, 1)
-    return tensor
+    return tensor.unflatten(0, (-1, heads)).index_select(1, kept).flatten(0, 1)

@@ -64,19 +64,19 @@ def touched_by_each(target: Tensor, heads: Tensor, n_heads: int, tensor: Tensor)
     return [torch.stack([(row or blank)[axis] for row in rows]) for axis in range(tensor.dim())]
 
 
-def fed_by(target: Tensor, source: Tensor, heads: Tensor, n_heads: int, *, axis: int) -> AxisTouch:
-    """Which head of `source` feeds each index of `target` along `axis`.
+def fed_by(target: Tensor, source: Tensor, heads: Tensor, n_heads: int) -> Touch:
+    """Which head of `source` feeds each index of `target`, along each of its axes.
 
     Forward influence from backward passes: `Jᵀu` is linear in `u`, so its derivative from the elements of one head is
     `J` applied to them.
     """
     probe = _weights(target).requires_grad_(True)
-    (pulled,) = torch.autograd.grad(target, source, probe, create_graph=True, retain_graph=True)
+    (pulled,) = torch.autograd.grad(target, source, probe, create_graph=True, retain_graph=True, materialize_grads=True)
     touch = touches(pulled, heads, n_heads, [probe])[0]
     if touch is None:
-        blank = torch.zeros(target.shape[axis], dtype=torch.bool, device=target.device)
-        return AxisTouch(blank, blank, blank.long())
-    return touch[axis % target.dim()]
+        sizes = [torch.zeros(size, dtype=torch.bool, device=target.device) for size in target.shape]
+        return [AxisTouch(blank, blank, blank.long()) for blank in sizes]
+    return touch
 
 
 def owned_axis(touch: Touch, n_heads: int, module: nn.Module) -> int | None:

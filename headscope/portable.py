@@ -85,21 +85,19 @@ def restore(model: nn.Module, recipe: Mapping[str, Any]) -> None:
     for path, shape in recipe.get("parameters", {}).items():
         owner, _, name = path.rpartition(".")
         module = find(model, owner)
-        if module is not None and (old := getattr(module, name, None)) is not None:
+        if (old := getattr(module, name, None)) is not None and module is not None:
             resize(module, name, torch.empty(shape, dtype=old.dtype, device=old.device))
     for path, counts in recipe.get("attributes", {}).items():
         module = find(model, path)
-        for name, count in counts.items():
-            if module is not None and type(vars(module).get(name)) in (int, tuple):
+        for name, count in counts.items() if module is not None else ():
+            if type(vars(module).get(name)) in (int, tuple):
                 setattr(module, name, tuple(count) if isinstance(count, list) else count)
     for entry, give in (("settings", see_config), ("arguments", slice_arguments), ("filled", fill_in)):
         for path, content in recipe.get(entry, {}).items():
-            module = find(model, path)
-            if module is not None:
+            if (module := find(model, path)) is not None:
                 give(module, content)
     for path, output in recipe.get("silent", {}).items():
-        module = find(model, path)
-        if module is not None:
+        if (module := find(model, path)) is not None:
             silence(model, module, output)
 
 
@@ -241,9 +239,9 @@ def _fill(module: nn.Module, args: tuple[Any, ...]) -> None:
         values: Tensor = getattr(owner, gap["name"])
         kept = torch.cat([torch.arange(*run, device=values.device) for run in gap["kept"]])
         shape = (*values.shape[: gap["axis"]], gap["size"], *values.shape[gap["axis"] + 1 :])
-        owner.__dict__[gap["name"]] = values.new_zeros(shape).index_copy(
-            gap["axis"], kept, values
-        )  # before the parameter
+        whole = values.new_zeros(shape).index_copy(gap["axis"], kept, values)
+        whole.headscope_of = getattr(values, "headscope_of", values)  # type: ignore[attr-defined]
+        owner.__dict__[gap["name"]] = whole  # found before the parameter
 
 
 def _empty(module: nn.Module, *_: Any) -> None:

@@ -33,7 +33,6 @@ _PRODUCT = {
     torch.Tensor.baddbmm,
     torch.einsum,
 }
-_PASSIVE = (nn.Softmax, nn.Dropout, nn.Identity)
 
 
 @dataclass
@@ -65,23 +64,24 @@ class AttentionCall:
         left = HeadsLeft.of(self.module)
         if left is None:
             return on_call(self)
-        axes = (2, 1) if self.on_interface else (1, 2)
         query, key, value, rows = self.query, self.key, self.value, self.probabilities
         part = replace(
             self,
             query=None if query is None else left.query(query),
             key=None if key is None else left.key(key),
             value=None if value is None else left.key(value),
-            context=left.query(self.context, axes) if len(self.context) else self.context,
+            context=left.context(self.context) if len(self.context) else self.context,
             probabilities=None if rows is None else left.query(rows),
         )
         changed = on_call(part)
-        return None if changed is None else left.whole(changed, self.context, axes)
+        return None if changed is None else left.whole(changed)
 
+
+OnProduct = Callable[[nn.Parameter, Tensor, Tensor], None]
+"""Sees a parameter that a function multiplies with a tensor, that tensor, and the product."""
 
 OnCall = Callable[[AttentionCall], Tensor | None]
 """Sees a call; may return a tensor that the model then uses in place of the context."""
-
 
 Enter = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
@@ -134,9 +134,7 @@ class InterfaceTap(contextlib.AbstractContextManager["InterfaceTap"]):
 class ModuleStack(contextlib.AbstractContextManager["ModuleStack"]):
     """Knows which modules are running, innermost last, and shows each module's inputs as it starts."""
 
-    def __init__(
-        self, model: nn.Module, on_enter: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
-    ) -> None:
+    def __init__(self, model: nn.Module, on_enter: Enter) -> None:
         self.model = model
         self.on_enter = on_enter
         self.running: list[nn.Module] = []
@@ -162,22 +160,33 @@ class ModuleStack(contextlib.AbstractContextManager["ModuleStack"]):
 
     def innermost(self) -> nn.Module | None:
         """The innermost running module that computes something of its own."""
-        return next((module for module in reversed(self.running) if not isinstance(module, _PASSIVE)), None)
+        return next((module for module in reversed(self.running) if not _is_passive(module)), None)
+
+
+def _is_passive(module: nn.Module) -> bool:
+    """Whether a module is an operation (softmax, dropout, a product) rather than an attention: it holds nothing."""
+    return not module._modules and not module._parameters
 
 
 class FunctionTap(TorchFunctionMode):
     """Finds attention in modules that bypass the interface, by following what happens to a softmax."""
 
-    def __init__(self, stack: ModuleStack, interface: InterfaceTap, on_call: OnCall) -> None:
+    def __init__(
+        self, stack: ModuleStack, interface: InterfaceTap, on_call: OnCall, on_product: OnProduct | None = None
+    ) -> None:
         super().__init__()
-        self.stack, self.interface, self.on_call = stack, interface, on_call
+        self.stack, self.interface, self.on_call, self.on_product = stack, interface, on_call, on_product
         # Tensors are kept alive with their marks: an id may be given again once its tensor is gone.
         self._scores: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._maps: dict[int, tuple[Tensor, nn.Module, tuple[Tensor, Tensor] | None]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            return self._opened(args, kwargs)
         output = func(*args, **kwargs)
+        if self.on_product is not None and (func in _PRODUCT or func is F.linear):
+            self._show_product(output, [*args, *kwargs.values()])
         if self.interface.depth or not isinstance(output, Tensor) or output.dim() < 3:
             return output
         inputs = list(_tensors([*args, *kwargs.values()]))
@@ -191,11 +200,36 @@ class FunctionTap(TorchFunctionMode):
             module = self.stack.innermost()
             if module is not None:
                 self._maps[id(output)] = (output, module, scored[1:] if scored else None)
-        elif func in _PRODUCT and scored is None and len(inputs) >= 2:
+        elif func in _PRODUCT and len(inputs) >= 2:
             self._scores[id(output)] = (output, inputs[-2], inputs[-1])
         elif scored is not None and output.is_floating_point():
             self._scores[id(output)] = (output, *scored[1:])
         return output
+
+    def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run torch's own multi-head attention with its steps in sight: it asks this mode once, and then would not."""
+        asks = F.has_torch_function
+
+        def answer(tensors: Any) -> bool:
+            F.has_torch_function = asks
+            return False
+
+        F.has_torch_function = answer
+        try:
+            with self:
+                return F.multi_head_attention_forward(*args, **kwargs)
+        finally:
+            F.has_torch_function = asks
+
+    def _show_product(self, output: Any, values: list[Any]) -> None:
+        tensors = list(_tensors(values))
+        stored = [
+            tensor if isinstance(tensor, nn.Parameter) else vars(tensor).get("headscope_of") for tensor in tensors
+        ]
+        parameter = next((one for one in stored if one is not None), None)
+        other = next((tensor for tensor, one in zip(tensors, stored, strict=True) if one is None), None)
+        if self.on_product is not None and parameter is not None and other is not None:
+            self.on_product(parameter, other, output)
 
     def _after_softmax(self, func: Any, output: Tensor, inputs: list[Tensor], mapped: Any) -> Any:
         _, module, operands = mapped
