@@ -20,10 +20,9 @@ def probe_inputs(model: PreTrainedModel) -> dict[str, Any]:
     """Inputs for `model.forward`: text of unequal source and target length, images, sounds, as its signature asks."""
     asked = Asked.of(model)
     inputs: dict[str, Any] = {}
-    if asked.main == "input_ids" or asked.needs("input_ids") or (asked.takes("input_ids") and not _speaks(asked)):
-        if asked.takes("input_ids"):
-            inputs["input_ids"] = _tokens(asked, TOKENS)
-            inputs["attention_mask"] = torch.ones(BATCH, TOKENS, dtype=torch.long)
+    if asked.takes("input_ids") and (asked.needs("input_ids") or not _speaks(asked)):
+        inputs["input_ids"] = _tokens(asked, TOKENS)
+        inputs["attention_mask"] = torch.ones(BATCH, TOKENS, dtype=torch.long)
     for kind in (images, sounds, series, others):
         inputs |= kind.made(asked)
     inputs = placeholders.placed(asked, inputs)
