@@ -27,7 +27,7 @@ def probe_inputs(model: PreTrainedModel) -> dict[str, Any]:
         inputs |= kind.made(asked)
     inputs = placeholders.placed(asked, inputs)
     if asked.takes("decoder_input_ids") and not _pools_end(model):
-        inputs["decoder_input_ids"] = _tokens(asked, TARGET_TOKENS)
+        inputs["decoder_input_ids"] = _tokens(asked, TARGET_TOKENS, decoder=True)
     if asked.takes("use_cache"):
         inputs["use_cache"] = False
     return placed(inputs, model)
@@ -43,7 +43,7 @@ def _speaks(asked: Asked) -> bool:
     return asked.main in ("input_values", "input_features")
 
 
-def _tokens(asked: Asked, length: int) -> Tensor:
+def _tokens(asked: Asked, length: int, *, decoder: bool = False) -> Tensor:
     config = asked.config
     text: PreTrainedConfig = config.get_text_config()
     vocabulary = getattr(text, "vocab_size", None) or getattr(config, "vocab_size", None) or 32
@@ -56,11 +56,20 @@ def _tokens(asked: Asked, length: int) -> Tensor:
     end = getattr(text, "eos_token_id", None)
     end = end if isinstance(end, int) and 0 <= end < int(vocabulary) else None
     usable = [token for token in range(min(int(vocabulary), 1000)) if token not in reserved and token != end] or [0]
-    picks = torch.randint(len(usable), (BATCH, length), generator=asked.generator)
+    picks = torch.randint(len(usable), (BATCH, length, *_streams(asked, decoder=decoder)), generator=asked.generator)
     ids = torch.tensor(usable)[picks]
-    if end is not None:
+    if end is not None and ids.dim() == 2:
         ids[:, -1] = end  # some models pool a text at its end token
     return ids
+
+
+def _streams(asked: Asked, *, decoder: bool) -> tuple[int, ...]:
+    """Tokens at one place of a text beside each other: codes of a sound, with or without a word."""
+    config = asked.config
+    if not decoder and hasattr(config, "codebook_vocab_size") and hasattr(config, "audio_bos_token_id"):
+        return (config.num_codebooks + 1,)
+    part = getattr(config, "decoder_config", None)
+    return (part.num_channels,) if decoder and hasattr(part, "num_channels") else ()
 
 
 def placed(inputs: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:

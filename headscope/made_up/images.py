@@ -39,7 +39,7 @@ def channels(asked: Asked) -> int:
 
 def _extent(asked: Asked) -> tuple[int, int]:
     for source in (asked.vision, asked.config):
-        found = size(source, ("image_size", "crop_size", "img_size", "pretrain_image_size"), None)
+        found = size(source, ("image_size", "crop_size", "img_size", "max_img_size", "input_size", "resolution"), None)
         if found is not None:
             return pair(found)
     return 224, 224
@@ -52,7 +52,7 @@ def _video(asked: Asked) -> Tensor:
 
 def _pictures(asked: Asked) -> dict[str, Any]:
     height, width = _extent(asked)
-    frames = size(asked.vision, ("num_frames",), None)
+    frames = size(asked.vision, ("num_frames",), None) or size(asked.config, ("num_frames",), None)
     found: dict[str, Any] = {"pixel_values": asked.draw(BATCH, channels(asked), height, width)}
     if isinstance(frames, int) and not asked.takes("pixel_values_videos"):
         found["pixel_values"] = asked.draw(BATCH, frames, channels(asked), height, width)
@@ -60,17 +60,43 @@ def _pictures(asked: Asked) -> dict[str, Any]:
         return _packed(asked)
     if asked.takes("pixel_position_ids", "image_position_ids"):
         return _placed_patches(asked)
-    if asked.takes("image_sizes"):
-        found["image_sizes"] = torch.tensor([[height, width]] * BATCH)
-    if asked.takes("image_grid_pinpoints") or getattr(asked.config, "image_grid_pinpoints", None):
-        found["pixel_values"] = asked.draw(BATCH, 2, channels(asked), height, width)
+    if asked.takes("image_sizes") and _reads_sizes(asked):
+        found |= _sized(asked, height, width)
     if asked.takes("pixel_attention_mask") or asked.takes("aspect_ratio_ids"):
         found["pixel_values"] = found["pixel_values"][:, None]
         if asked.takes("pixel_attention_mask"):
             found["pixel_attention_mask"] = torch.ones(BATCH, 1, height, width, dtype=torch.bool)
     if asked.takes("aspect_ratio_ids"):
         found |= _tiles(asked, height, width)
+    if asked.takes("high_res_pixel_values"):
+        sides = pair(size(asked.config.high_res_vision_config, ("image_size",), 64))
+        found["high_res_pixel_values"] = asked.draw(BATCH, channels(asked), *sides)
+    for name in ("prompt_pixel_values", "prompt_masks"):
+        if asked.needs(name):
+            found[name] = asked.draw(*found["pixel_values"].shape)
     return found
+
+
+def _reads_sizes(asked: Asked) -> bool:
+    """Whether sizes mean something to the model: LLaVA takes them for one of several kinds of towers only."""
+    fixed = hasattr(asked.config, "vision_feature_layer") and not _pinpoints(asked)
+    return not fixed or asked.vision.model_type == "pixtral"
+
+
+def _pinpoints(asked: Asked) -> Any:
+    return getattr(asked.config, "image_grid_pinpoints", None)
+
+
+def _sized(asked: Asked, height: int, width: int) -> dict[str, Any]:
+    """Images with their sizes; where the model cuts images into tiles, one of the first size that it knows."""
+    if not (pinpoints := _pinpoints(asked)):
+        return {"image_sizes": torch.tensor([[height, width]] * BATCH)}
+    rows, columns = pinpoints[0]
+    tiles = (rows // height) * (columns // width) + 1  # the whole image comes first, made small
+    return {
+        "pixel_values": asked.draw(BATCH, tiles, channels(asked), height, width),
+        "image_sizes": torch.tensor([[rows, columns]] * BATCH),
+    }
 
 
 def _tiles(asked: Asked, height: int, width: int) -> dict[str, Any]:
@@ -129,7 +155,9 @@ def _patch_shape(asked: Asked) -> tuple[int, ...]:
         if isinstance(module, nn.Conv3d):
             return (int(module.in_channels * torch.tensor(module.kernel_size).prod()),)
         if isinstance(module, nn.Conv2d):
-            return (module.in_channels, *module.kernel_size)
+            small = (module.in_channels, *module.kernel_size)
+            flat = asked.vision.model_type.startswith(("hunyuan_vl", "hy_v4_vl"))
+            return (int(torch.tensor(small).prod()),) if flat else small
         if isinstance(module, nn.Linear):
             return (module.in_features,)
     side = int(size(asked.vision, ("patch_size",), 14))

@@ -18,7 +18,7 @@ def made(asked: Asked) -> dict[str, Any]:
     return {
         name: make(asked)
         for name, make in _MAKERS.items()
-        if asked.needs(name) or (name in _HELPFUL and asked.takes(name))
+        if asked.needs(name) or (asked.takes(name) and _helps(asked, name))
     }
 
 
@@ -37,10 +37,16 @@ def _wide(asked: Asked, *names: str) -> Tensor:
 _MAKERS: dict[str, Callable[[Asked], Any]] = {
     "bbox": _boxes,
     "query_embeds": lambda asked: _wide(asked),
+    "encoder_hidden_states": lambda asked: asked.draw(BATCH, TOKENS, asked.config.encoder_hidden_size),
+    "inputs": lambda asked: asked.draw(BATCH, TOKENS, asked.config.d_model),
+    "decoder_input_values": lambda asked: _wide(asked),
+    "task_inputs": lambda asked: torch.ones(BATCH, asked.config.task_seq_len, dtype=torch.long),
     "inputs_embeds": lambda asked: _wide(asked),
     "noise_embeds": lambda asked: _wide(asked),
-    "context_hidden_states": lambda asked: _wide(asked),
-    "latents": lambda asked: _wide(asked),
+    "context_hidden_states": lambda asked: asked.draw(
+        BATCH, STEPS, asked.config.hidden_size * len(asked.config.target_layer_ids)
+    ),
+    "latents": lambda asked: _wide(asked).transpose(1, 2),
     "qformer_input_ids": lambda asked: torch.ones(BATCH, TOKENS, dtype=torch.long),
     "states": lambda asked: asked.draw(BATCH, STEPS, asked.config.state_dim),
     "actions": lambda asked: asked.draw(BATCH, STEPS, asked.config.act_dim),
@@ -48,4 +54,9 @@ _MAKERS: dict[str, Callable[[Asked], Any]] = {
     "returns_to_go": lambda asked: asked.draw(BATCH, STEPS, 1),
     "timesteps": lambda asked: torch.arange(STEPS)[None].repeat(BATCH, 1),
 }
-_HELPFUL = ("bbox", "actions", "rewards", "returns_to_go", "timesteps")
+_HELPFUL = ("bbox", "actions", "rewards", "returns_to_go", "timesteps", "decoder_input_values")
+
+
+def _helps(asked: Asked, name: str) -> bool:
+    """Whether a model that could do without something shows all its attention only with it."""
+    return name in _HELPFUL or (name == "encoder_hidden_states" and asked.needs("query_embeds"))

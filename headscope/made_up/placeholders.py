@@ -53,7 +53,7 @@ def _features(asked: Asked, getter: str, inputs: dict[str, Any]) -> int:
         return 0
     parameters = inspect.signature(function).parameters
     given = {name: _typed(value, asked.model) for name, value in inputs.items() if name in parameters}
-    given = {name: value for name, value in given.items() if name not in ("attention_mask", "input_ids")}
+    given = {name: value for name, value in given.items() if name != "attention_mask"}
     if not any(name.startswith(("pixel", "input_", "flattened")) for name in given):
         return 0
     with torch.no_grad():

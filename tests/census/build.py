@@ -31,7 +31,18 @@ def config_of(model_type: str) -> PreTrainedConfig:
     """The type's default configuration in small."""
     kind = CONFIG_MAPPING[model_type]
     values = Shrinker().shrunk(kind().to_dict())
-    return kind.from_dict(changed(model_type, values))
+    config = kind.from_dict(changed(model_type, values))
+    if not isinstance(MODEL_MAPPING_NAMES[model_type], str):
+        config.architectures = [MODEL_MAPPING_NAMES[model_type][0]]
+    for part in parts(config):
+        part._experts_implementation = "eager"  # the grouped kernels know no float64
+    return config
+
+
+def parts(config: PreTrainedConfig) -> list[PreTrainedConfig]:
+    """A configuration and those inside it."""
+    inside = [value for value in vars(config).values() if isinstance(value, PreTrainedConfig)]
+    return [config, *(one for part in inside for one in parts(part))]
 
 
 def build(model_type: str, seed: int = 0) -> PreTrainedModel:
@@ -48,8 +59,6 @@ def build(model_type: str, seed: int = 0) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModel.from_config(config).double().eval()
-    if model._can_set_experts_implementation():
-        model.set_experts_implementation("eager")  # the grouped kernels know no float64
     redraw(model, seed + 1)
     return model
 

@@ -1,4 +1,4 @@
-"""Plans that the census prunes by: the same heads everywhere, other heads and counts in each site, one of each group."""
+"""Plans that the census prunes by: the same heads everywhere, others from site to site, one of each group."""
 
 from __future__ import annotations
 

@@ -80,10 +80,10 @@ RULES = (
     _rule(r"sliding_window(_size)?|local_attention|attention_window(_size)?|attention_chunk_size", _most(8)),
     _rule(_KV, _most(KV_HEADS)),
     _rule(r"cross_attention_frequency|num_(\w+_)?per_\w+", lambda value: value),
+    _rule(_HEAD_WIDTH, _fixed(HEAD_WIDTH)),
     _rule(_COUNT, _most(HEADS)),
     _rule(r"num_feature_levels|num_residual_layers|(\w+_)?postnet_layers|(\w+_)?prenet_layers", lambda value: value),
     _rule(_LAYERS, _most(LAYERS)),
-    _rule(_HEAD_WIDTH, _fixed(HEAD_WIDTH)),
     _rule(_INNER, _fixed(INNER)),
     _rule(_WIDTH, _fixed(WIDTH)),
     _rule(r"image_size|crop_size|img_size|pretrain_image_size|train_size", _most(IMAGE)),
@@ -91,6 +91,9 @@ RULES = (
     _rule(r"num_mel_bins|n_mels|n_mel_bins|input_feat_per_channel", _most(16)),
     _rule(r"num_queries|num_query_tokens|num_latents|resampler_n_latents|(\w+_)?num_latents", _most(6)),
     _rule(r"num_conv_pos_embeddings", _most(16)),
+    _rule(r"num_pos_feats", _fixed(WIDTH // 2)),
+    _rule(r"n_window", _most(5)),
+    _rule(r"intra_bottleneck_size", _fixed(WIDTH)),
     _rule(r"upsample_groups", _fixed(WIDTH)),
     _rule(r"upsample_initial_channel", _fixed(WIDTH)),
     _rule(r"num_filters", _most(8)),
@@ -174,14 +177,14 @@ class Shrinker:
         return self.tokens.setdefault(value, 3 + len(self.tokens))
 
 
-WHOLE = ("hgnet_v2", "timm_backbone_whole")
+WHOLE = ("hgnet_v2", "efficientloftr", "levit")
 """Parts that stay as they are: convolutions whose sizes hang together in their own way, and no attention."""
 BACKBONE = {
     "model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16, 32, 64], "depths": [1, 1, 1, 1],
     "layer_type": "basic", "out_indices": [1, 2, 3, 4],
 }  # fmt: skip
 """Stands in for backbones of the package timm."""
-MISSING = {"prediction_length": 6, "context_length": 24}
+MISSING = {"prediction_length": 6, "context_length": 24, "vocab_size": VOCABULARY, "num_experts_per_tok": 2}
 """What is set where a default configuration leaves it open."""
 
 _STAGES: dict[str, Callable[[int], list[int]]] = {
@@ -209,9 +212,16 @@ def _outputs(count: int, layers: int) -> dict[str, Any]:
 
 def _agreed(found: Mapping[str, Any]) -> dict[str, Any]:
     """Sizes that follow from others: rotary width of latent attention, head width where it is left open."""
-    if found.get("kv_lora_rank") and found.get("qk_rope_head_dim"):
-        heads = found.get("num_attention_heads", HEADS)
-        return {"head_dim": found["qk_rope_head_dim"], "num_key_value_heads": heads}
+    if isinstance(found.get("depths"), list) and isinstance(found.get("embed_dim"), int):
+        return {"hidden_size": found["embed_dim"] * 2 ** (len(found["depths"]) - 1)}
+    if found.get("kv_lora_rank") and "qk_rope_head_dim" in found:
+        agreed: dict[str, Any] = {name: HEADS for name in found if _KV.fullmatch(name)}
+        agreed["head_dim"] = rotary = found["qk_rope_head_dim"]
+        if "qk_head_dim" in found:
+            agreed["qk_head_dim"] = found["qk_nope_head_dim"] + rotary
+        if (found.get("rope_parameters") or {}).get("mrope_section"):
+            agreed["rope_parameters"] = found["rope_parameters"] | {"mrope_section": [1, 2, 1]}
+        return agreed
     if "head_dim" in found and found["head_dim"] is None:
         return {"head_dim": HEAD_WIDTH}
     return {}
@@ -234,7 +244,9 @@ def ruled(name: str, value: int) -> int:
 
 
 def layer_total(values: Mapping[str, Any]) -> int | None:
-    """The number of layers that a configuration's per-layer lists count."""
+    """The number of layers that a configuration's per-layer lists count; none where they come in stages."""
+    if any(isinstance(values.get(name), list) for name in ("depths", "num_heads", "hidden_sizes")):
+        return None
     names = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth", "decoder_layers")
     return next((values[name] for name in names if type(values.get(name)) is int), None)
 
