@@ -47,9 +47,9 @@ def boundaries(model: PreTrainedModel, sites: Sequence[Site]) -> dict[str, Bound
 
     `sites` must be all sites of the model: what several of them take belongs to none.
     """
-    watch = _Watch(model, sites)
+    watch, inputs = _Watch(model, sites), probe_inputs(model)
     with torch.inference_mode(False), torch.enable_grad(), evaluating(model), differentiable(model), watch.hooked():
-        model(**probe_inputs(model))
+        model(**inputs)
     return {site.module: watch.boundary(site) for site in sites}
 
 

@@ -236,11 +236,11 @@ def fill_in(module: nn.Module, gaps: list[dict[str, Any]]) -> None:
 def _fill(module: nn.Module, args: tuple[Any, ...]) -> None:
     for gap in module.__dict__["headscope_filled"]:
         owner = module.get_submodule(gap["module"])
-        values: Tensor = getattr(owner, gap["name"])
+        values: Tensor = getattr(owner, gap["name"])  # with earlier gaps filled
         kept = torch.cat([torch.arange(*run, device=values.device) for run in gap["kept"]])
         shape = (*values.shape[: gap["axis"]], gap["size"], *values.shape[gap["axis"] + 1 :])
-        whole = values.new_zeros(shape).index_copy(gap["axis"], kept, values)
-        whole.headscope_of = getattr(values, "headscope_of", values)  # type: ignore[attr-defined]
+        whole: Any = values.new_zeros(shape).index_copy(gap["axis"], kept, values)
+        whole.headscope_of = getattr(values, "headscope_of", values)
         owner.__dict__[gap["name"]] = whole  # found before the parameter
 
 

@@ -26,6 +26,7 @@ def output_forms(model: PreTrainedModel, sites: Sequence[Site]) -> dict[str, dic
     """
     if not sites:
         return {}
+    inputs = probe_inputs(model)
     readers = {site.module: _Reader(model, site) for site in sites}
     silent = {site.id: torch.zeros(site.n_heads) for site in sites}
     with contextlib.ExitStack() as stack:
@@ -35,7 +36,7 @@ def output_forms(model: PreTrainedModel, sites: Sequence[Site]) -> dict[str, dic
         stack.enter_context(gate(model, silent, sites))
         stack.enter_context(evaluating(model))
         with torch.no_grad():
-            model(**probe_inputs(model))
+            model(**inputs)
     return {path: reader.form for path, reader in readers.items()}
 
 

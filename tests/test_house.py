@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "headscope"
 FLOORS = [
-    "portable reload least_squares downdates left",
+    "portable reload least_squares downdates left made_up made_up/*",
     "errors columns shapes heads provenance losses examples rows inputs ownership taps alignment",
     "metrics places registry devices tables cost naming jsonfiles unpack geometry moving stacks capture vocabulary tiles "
     "memory sampling subsets curve_columns outcomes",

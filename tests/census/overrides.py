@@ -1,0 +1,142 @@
+"""What single model types or families need besides the rules of `shrink`, as fields to set in their configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+DROP = object()
+"""Leaves a field to the configuration, which works it out from others."""
+_TEXT = "(text_config)"
+_MROPE = {"rope_parameters.mrope_section": [2, 3, 3]}
+_VISUAL_WORDS = {"<image>": 8} | {f"IMGIMG{letter}": 50 + place for place, letter in enumerate("ABCDEFGHIJ")}
+_PINPOINTS = [[32, 64], [64, 32]]
+
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "apertus1p5": {"image_token_offset": 40, "audio_token_offset": 139},
+    "aria": {"projector_patch_to_query_dict": {16: 4}, "max_value_projector_patch_to_query_dict": 4},
+    "blip-2|instructblip|instructblipvideo": {"image_token_index": 20, "num_query_tokens": 6},
+    "bros": {"dim_bbox_projection": 16},
+    "chameleon": {"vocabulary_map": _VISUAL_WORDS},
+    "clap": {
+        "audio_config.patch_embeds_hidden_size": 32,
+        "audio_config.hidden_size": 256,
+        "audio_config.spec_size": 64,
+    },
+    "cohere_compass_text|cohere_compass(text_config)": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")
+        }
+    },
+    "dab-detr": {"query_dim": 4},
+    "dbrx": {"attn_config.rope_theta": 1e4},
+    "diffusion_gemma(text_config)": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
+    "dory": {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp", "sliding_attention", "mlp"],
+        "n_input_layers": 2,
+        "n_recurrent_layers": 2,
+        "n_output_layers": 2,
+    },
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "esm": {"pad_token_id": 1, "mask_token_id": 4},
+    "emu3": {"vocabulary_map": {"<image>": 8} | {f"<|visual token {i:06d}|>": 20 + i for i in range(64)}},
+    "falcon_h1": {"mamba_d_ssm": 128},
+    "fun_asr_nano": {"adaptor_config.intermediate_size": 16},
+    "funnel": {"block_sizes": [1, 1, 1], "num_decoder_layers": 1},
+    "gemma3n_text|gemma3n(text_config)": {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 2,
+        "intermediate_size": [96] * 4,
+        "activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0],
+    },
+    "gemma3|t5gemma2|t5gemma2_encoder": {"mm_tokens_per_image": 4},
+    "t5gemma2_encoder": {"text_config.dropout_rate": 0.0},
+    "voxtral|glmasr|audioflamingo3|musicflamingo": {"audio_config.intermediate_size": 256},
+    "hunyuan_vl_text|hunyuan_vl(text_config)": {"rope_parameters.mrope_section": [2, 2, 2, 2]},
+    "informer|autoformer|time_series_transformer": {"feature_size": DROP},
+    "layoutlmv3|layoutlmv2": {"coordinate_size": 12, "shape_size": 8},
+    "levit": {"image_size": 64, "depths": [1, 1, 1]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "lilt": {"hidden_size": 96},
+    "llava_next|llava_next_video|llava_onevision|granite4_vision": {"image_grid_pinpoints": _PINPOINTS},
+    "lw_detr": {"backbone_config.num_windows": 4, "backbone_config.num_windows_side": 2},
+    "mamba2": {"head_dim": 32},
+    "mistral4": {"head_dim": 16},
+    "mobilevitv2": {"image_size": 256},
+    "moonshine_streaming": {"num_key_value_heads": 4},
+    "nemotron": {"num_key_value_heads": 2},
+    "qwen(2_5|3)_omni\\w*_thinker": {"vision_start_token_id": 30, "vision_end_token_id": 31},
+    "(qwen2_vl|qwen2_5_vl|glm4v|glm4v_moe|glm_ocr|glm_image)_text": _MROPE,
+    "(qwen2_vl|qwen2_5_vl|glm4v|glm4v_moe|glm46v|glmga|glm_ocr|glm_image|paddleocr_vl)(text_config)": _MROPE,
+    "qwen4_exp_text|qwen4_exp(text_config)": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 2,
+        "indexer_head_dim": 16,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 2,
+        "ngram_vocab_size_base": 50,
+    },
+    "reformer": {
+        "axial_pos_embds_dim": [16, 48],
+        "axial_pos_shape": [8, 16],
+        "attn_layers": ["local", "lsh"],
+        "num_hidden_layers": 2,
+        "local_attn_chunk_length": 4,
+        "lsh_attn_chunk_length": 4,
+        "num_buckets": 2,
+        "hash_seed": 0,
+    },
+    "sam|sam_hq": {
+        "prompt_encoder_config.image_embedding_size": 4,
+        "vision_config.output_channels": 64,
+        "vision_config.num_pos_feats": 32,
+    },
+    "sam_hq": {"mask_decoder_config.vit_dim": 64},
+    "sapiens2": {"num_key_value_heads_per_layer": [4, 2]},
+    "swin2sr": {"num_heads": [2, 2, 2, 2]},
+    "textnet": {"stem_out_channels": 32},
+    "tvp": {"max_img_size": 64, "visual_prompt_size": 8, "num_frames": 2},
+    "vibevoice\\w*": {"num_filters": 4},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {
+        "attention_hidden_size": 128,
+        "attention_head_dim": 32,
+        "mamba_dt_rank": 4,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+    },
+    "zamba2": {"attention_hidden_size": 128, "attention_head_dim": 32, "hybrid_layer_ids": DROP},
+}
+"""For all types whose whole name matches; `type(text_config)` sets fields of that part of its configuration."""
+
+
+def changed(model_type: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The small configuration with a type's own settings; nested fields are named `part.field`."""
+    for pattern, settings in OVERRIDES.items():
+        for choice in _choices(pattern):
+            types, in_text = choice.removesuffix(_TEXT), choice.endswith(_TEXT)
+            if re.fullmatch(types, model_type):
+                for name, value in settings.items():
+                    _set(values, f"text_config.{name}" if in_text else name, value)
+    return values
+
+
+def _choices(pattern: str) -> list[str]:
+    """The alternatives of a pattern, `|` outside of brackets between them."""
+    return re.split(r"\|(?![^(]*\))", pattern)
+
+
+def _set(values: dict[str, Any], name: str, value: Any) -> None:
+    *parts, last = name.split(".")
+    target: Any = values
+    for part in parts:
+        if not isinstance(target.get(part), Mapping):
+            return
+        target = target[part]
+    if value is DROP:
+        target.pop(last, None)
+    else:
+        target[last] = value
