@@ -120,9 +120,11 @@ class _Watch:
         others = {
             maker for path, found in self.found.items() if path != site.module for one in found for maker in one[1]
         }
-        own = {piece.path for piece in site.slices} - others
+        paths = {piece.path for piece in site.slices}
+        own = paths - others
         kept = [(one, makers) for one, makers in self.found[site.module] if not makers or not makers <= own]
-        return Boundary(tuple(one for one, _ in kept), frozenset[str]().union(*(makers for _, makers in kept)))
+        whole = frozenset[str]().union(*(makers for _, makers in kept), paths & others)
+        return Boundary(tuple(one for one, _ in kept), whole)
 
     def _makers(self, value: Tensor) -> set[str]:
         """Parameters that the argument is, or is computed from."""

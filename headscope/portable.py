@@ -84,21 +84,22 @@ def restore(model: nn.Module, recipe: Mapping[str, Any]) -> None:
     """
     for path, shape in recipe.get("parameters", {}).items():
         owner, _, name = path.rpartition(".")
-        module = find(model, owner)
-        if (old := getattr(module, name, None)) is not None and module is not None:
+        if (module := find(model, owner)) is not None and (old := getattr(module, name, None)) is not None:
             resize(module, name, torch.empty(shape, dtype=old.dtype, device=old.device))
-    for path, counts in recipe.get("attributes", {}).items():
-        module = find(model, path)
-        for name, count in counts.items() if module is not None else ():
-            if type(vars(module).get(name)) in (int, tuple):
-                setattr(module, name, tuple(count) if isinstance(count, list) else count)
-    for entry, give in (("settings", see_config), ("arguments", slice_arguments), ("filled", fill_in)):
+    ways = {"attributes": _count, "settings": see_config, "arguments": slice_arguments, "filled": fill_in}
+    for entry, give in ways.items():
         for path, content in recipe.get(entry, {}).items():
             if (module := find(model, path)) is not None:
                 give(module, content)
     for path, output in recipe.get("silent", {}).items():
         if (module := find(model, path)) is not None:
             silence(model, module, output)
+
+
+def _count(module: nn.Module, counts: Mapping[str, Any]) -> None:
+    for name, count in counts.items():
+        if type(vars(module).get(name)) in (int, tuple):
+            setattr(module, name, tuple(count) if isinstance(count, list) else count)
 
 
 def resize(module: nn.Module, name: str, values: Tensor) -> None:
@@ -157,10 +158,9 @@ def see_config(module: nn.Module, counts: Mapping[str, int]) -> None:
         module.config = ConfigView(config, counts)  # type: ignore[assignment]
 
 
-# A slice is {"where": "forward" | "attention", "name": argument, "axis": axis, "heads": before, "kept": [places]}:
-# an argument of the module's forward, or of the attention function that it calls. Along its axis lie all heads, or
-# (where the first axis holds sequences and heads) a multiple of them. Where it says "heads" nothing is cut: these are
-# the heads of a filled module's "query" and "key" that are not zeros.
+# A slice is {"where": "forward" | "attention", "name": argument, "axis": axis, "heads": before, "kept": [places]}: an
+# argument of the module's forward, or of the attention function it calls. Along its axis lie all heads, or (along the
+# first) heads of several sequences. Where it says "heads" nothing is cut: these are what is left of a filled module's.
 
 
 def slice_arguments(module: nn.Module, slices: list[dict[str, Any]]) -> None:
@@ -201,9 +201,7 @@ def _forward_hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _wrap_interface() -> None:
-    """Let the attention functions of this process cut arguments, for as long as it runs: there is one interface for
-    all models. Calls of modules without slices pass through untouched.
-    """
+    """Let the attention functions of this process cut arguments of modules that have slices, for as long as it runs."""
     original: Callable[..., Any] = AttentionInterface.get_interface
     if getattr(original, "headscope", False):
         return
@@ -222,11 +220,11 @@ def _wrap_interface() -> None:
     AttentionInterface.get_interface = get_interface  # type: ignore[method-assign]
 
 
-# A gap is {"module": path inside, "name": parameter, "axis": axis, "size": before, "kept": [[start, stop], ...]}.
-
-
 def fill_in(module: nn.Module, gaps: list[dict[str, Any]]) -> None:
-    """Let a module that cannot count fewer heads run on whole parameters, which exist only while it runs."""
+    """Let a module that cannot count fewer heads run on whole parameters, which exist only while it runs.
+
+    A gap is {"module": path inside, "name": parameter, "axis": axis, "size": before, "kept": [[start, stop], ...]}.
+    """
     if "headscope_filled" not in module.__dict__:
         module.register_forward_pre_hook(_fill)
         module.register_forward_hook(_empty, always_call=True)

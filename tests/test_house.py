@@ -14,8 +14,8 @@ PACKAGE = ROOT / "headscope"
 FLOORS = [
     "portable reload least_squares downdates left made_up made_up/*",
     "errors columns shapes heads provenance losses examples rows inputs ownership taps alignment",
-    "metrics places registry devices tables cost naming jsonfiles unpack geometry moving stacks capture vocabulary tiles "
-    "memory sampling subsets curve_columns outcomes",
+    "metrics places registry devices tables cost naming jsonfiles unpack geometry moving stacks capture vocabulary "
+    "tiles memory sampling subsets curve_columns outcomes",
     "tasks families greedy projecting",
     "tasks/* families/* fields formats headers matrices objective anatomy patterns conllu criteria plan_values numbers",
     "location discovery outline clusters cells folders leftovers manifest companions card hub_data scores pairs "
