@@ -37,6 +37,8 @@ class Way(Enum):
     """It computes all heads, from parameters with zeros for those that are gone: only memory is saved."""
     VALUES = auto()
     """The same, but queries and keys stay, since they serve more than the attention of their heads."""
+    OUTPUTS = auto()
+    """The same, but only what the heads write by goes: their values serve others too."""
 
 
 class Cut:
@@ -76,7 +78,7 @@ class Cut:
     def dropped(self, edge: Boundary) -> dict[tuple[str, str, int], Tensor]:
         """Which indices go, for each module, parameter and axis."""
         dropped: dict[tuple[str, str, int], Tensor] = {}
-        roles = (Role.VALUE, Role.OUTPUT) if self.way is Way.VALUES else tuple(Role)
+        roles = {Way.VALUES: (Role.VALUE, Role.OUTPUT), Way.OUTPUTS: (Role.OUTPUT,)}.get(self.way, tuple(Role))
         for piece in self.site.slices_of(*roles):
             if piece.path not in edge.whole:
                 key, kept = (piece.module, piece.name, piece.axis), self._of(piece)

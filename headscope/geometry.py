@@ -11,7 +11,8 @@ from torch import Tensor
 from headscope.heads import AttentionKind
 from headscope.taps import AttentionCall
 
-_MOST_HEADS = 1024
+_TRIED_HEADS = 65
+"""Where the projection does not tell, fewer heads than this are tried."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,9 @@ def geometries(call: AttentionCall, n_channels: int) -> list[Geometry] | str:
     d_head = context.shape[-1] if query is None else query.shape[-1]
     found: list[Geometry] = []
     for axis, n_heads in _head_axes(call, n_channels):
-        grouped = key is not None and key.dim() == 4 and 0 < key.shape[1] < n_heads and n_heads % key.shape[1] == 0
-        n_kv_heads = key.shape[1] if key is not None and grouped and axis else n_heads
+        n_kv_heads = n_heads
+        if query is not None and key is not None and query.dim() == key.dim() == 4 and query.shape[1] == n_heads:
+            n_kv_heads = key.shape[1] if 0 < key.shape[1] < n_heads and n_heads % key.shape[1] == 0 else n_heads
         found.append(Geometry(n_heads, n_kv_heads, d_head, context.shape[-1], axis))
     return found or f"its context {tuple(context.shape)} shows no head axis"
 
@@ -56,8 +58,9 @@ def _head_axes(call: AttentionCall, n_channels: int) -> list[tuple[int, int]]:
     rows = call.probabilities
     if rows is not None and rows.dim() == 4:
         found.sort(key=lambda one: one[1] != rows.shape[1])
-    flat = [(0, n_heads) for n_heads in range(min(shape[0], _MOST_HEADS), 0, -1) if shape[0] % n_heads == 0]
-    flat.sort(key=lambda one: one[1] * shape[-1] != n_channels)  # most often the heads' values are the channels
+    sizes = {n_channels // shape[-1], *range(1, _TRIED_HEADS)}  # most often the heads' values are the channels
+    flat = [(0, n_heads) for n_heads in sorted(sizes, reverse=True) if n_heads and shape[0] % n_heads == 0]
+    flat.sort(key=lambda one: one[1] * shape[-1] != n_channels)
     return sorted(found + flat, key=lambda one: one[1] == 1)
 
 

@@ -23,12 +23,12 @@ class HeadsLeft:
 
     def query(self, tensor: Tensor) -> Tensor:
         """The part of a query or of attention rows."""
-        return _picked(tensor, self._query, _axis(tensor, self._query["heads"]))
+        return _picked(tensor, self._query, self._axis(tensor, self._query["heads"]))
 
     def key(self, tensor: Tensor) -> Tensor:
         """The part of a key or value, which hold the key/value heads, or these once for each query head."""
-        piece = self._key if _axis(tensor, self._key["heads"]) else self._query
-        return _picked(tensor, piece, _axis(tensor, piece["heads"]))
+        piece = self._key if self._axis(tensor, self._key["heads"]) is not None else self._query
+        return _picked(tensor, piece, self._axis(tensor, piece["heads"]))
 
     def context(self, tensor: Tensor) -> Tensor:
         """The part of a context."""
@@ -43,14 +43,17 @@ class HeadsLeft:
         filled = split.new_zeros(shape).index_copy(axis or 1, kept, split)
         return filled if axis else filled.flatten(0, 1)
 
+    def _axis(self, tensor: Tensor, heads: int) -> int | None:
+        """The axis of a tensor's heads: 0 with the sequences, as in the context, else the first one of that size."""
+        axes = [axis for axis in range(1, tensor.dim() - 1) if tensor.dim() > 3 and tensor.shape[axis] == heads]
+        flat = [0] if tensor.dim() > 2 and tensor.shape[0] % heads == 0 else []
+        return next(iter(axes + flat if self._query["axis"] else flat + axes), None)
 
-def _axis(tensor: Tensor, heads: int) -> int:
-    """The axis of a tensor's heads, 0 where it holds sequences and heads together."""
-    return next((axis for axis in range(1, tensor.dim() - 1) if tensor.dim() > 3 and tensor.shape[axis] == heads), 0)
 
-
-def _picked(tensor: Tensor, piece: dict[str, Any], axis: int) -> Tensor:
-    heads, kept = piece["heads"], torch.tensor(piece["kept"], device=tensor.device)
+def _picked(tensor: Tensor, piece: dict[str, Any], axis: int | None) -> Tensor:
+    kept = torch.tensor(piece["kept"], device=tensor.device)
+    if axis is None:
+        return tensor
     if axis:
         return tensor.index_select(axis, kept)
-    return tensor.unflatten(0, (-1, heads)).index_select(1, kept).flatten(0, 1)
+    return tensor.unflatten(0, (-1, piece["heads"])).index_select(1, kept).flatten(0, 1)
