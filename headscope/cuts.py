@@ -47,6 +47,8 @@ class Cut:
     def __init__(self, site: Site, kept: list[int], kv_kept: list[int]) -> None:
         self.site, self.kept, self.kv_kept = site, kept, kv_kept
         self.way = Way.COUNTED
+        self.root = ""
+        """The path of the module that runs on filled parameters where this one cannot count fewer heads."""
 
     def make(self, model: nn.Module, edge: Boundary, read: Iterable[str], *, way: Way) -> None:
         """Take the heads out and let the module run without them."""
@@ -145,7 +147,7 @@ class Cut:
 
     def fill(self, model: nn.Module, edge: Boundary) -> None:
         """Let the module run on parameters with zeros for the slices that `parameters` is about to take."""
-        root, module = around(self.site, edge), model.get_submodule(self.site.module)
+        root, module = self.root, model.get_submodule(self.site.module)
         earlier = {(gap["module"], gap["name"], gap["axis"]): gap for gap in _filled(model.get_submodule(root))}
         for (path, name, axis), gone in self.dropped(edge).items():
             inside = path[len(root) :].lstrip(".")

@@ -51,24 +51,42 @@ def rehearse(
     Raises:
         InvalidPlan: naming the first site whose module runs in neither way.
     """
-    calls = _calls(model, {around(cut.site, edges[cut.site.module]) for cut in cuts})
+    roots = {cut.site.module: around(cut.site, edges[cut.site.module]) for cut in cuts}
+    calls = _calls(model, {path for root in roots.values() for path in _outwards(root)})
     ways: dict[str, Way] = {}
     for cut in cuts:
-        path = around(cut.site, edges[cut.site.module])
-        if path in calls:
-            ways[cut.site.module] = _way(model, cut, edges[cut.site.module], calls[path], read=read[cut.site.module])
+        module = cut.site.module
+        cut.root = roots[module]
+        for path in (path for path in _outwards(roots[module]) if path in calls):
+            cut.root = path
+            expected = _expected(model, cut, calls[path])
+            if expected is not None:
+                ways[module] = _way(model, cut, edges[module], calls[path], read=read[module], expected=expected)
+                break
     return ways
 
 
-def _way(model: PreTrainedModel, cut: Cut, edge: Boundary, call: _Call, *, read: set[str]) -> Way:
-    path, site, problem = around(cut.site, edge), cut.site, ""
-    gates = torch.zeros(site.n_heads).index_fill(0, torch.tensor(cut.kept, dtype=torch.long), 1.0)
+def _outwards(path: str) -> list[str]:
+    """A path and those of the modules around it: some modules are never called, only their methods."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def _expected(model: PreTrainedModel, cut: Cut, call: _Call) -> list[Tensor] | None:
+    """What the module around a cut says with the heads gated to 0; None where it does not run on its own."""
+    gates = torch.zeros(cut.site.n_heads).index_fill(0, torch.tensor(cut.kept, dtype=torch.long), 1.0)
     try:
-        stage = _stage(model, path)
-        with gate(stage, {site.id: gates}, [site]):
-            expected = _answer(stage, path, call)
+        stage = _stage(model, cut.root)
+        with gate(stage, {cut.site.id: gates}, [cut.site]):
+            return _answer(stage, cut.root, call)
     except RAISED:
-        return Way.COUNTED  # it does not run on its own, so there is nothing to compare with
+        return None
+
+
+def _way(
+    model: PreTrainedModel, cut: Cut, edge: Boundary, call: _Call, *, read: set[str], expected: list[Tensor]
+) -> Way:
+    path, site, problem = cut.root, cut.site, ""
     for way in list(Way)[is_filled(model.get_submodule(site.module)) :]:
         try:
             stage = _stage(model, path)
@@ -97,7 +115,7 @@ def _calls(model: PreTrainedModel, paths: set[str]) -> dict[str, _Call]:
         return enter
 
     with contextlib.ExitStack() as stack, torch.no_grad(), evaluating(model):
-        for path in paths:
+        for path in sorted(paths):
             module = model.get_submodule(path)
             if all(parameter.device.type != "meta" for parameter in module.parameters()):
                 stack.callback(module.register_forward_pre_hook(hook(path), with_kwargs=True).remove)
