@@ -231,7 +231,7 @@ class _Reader:
             return feeding.owners
         place = (self.paths[id(output.module)], output.name, feeding.axis)
         for path, holder in self.model.named_modules():
-            for gap in holder.__dict__.get("headscope_filled", ()):
+            for gap in holder.__dict__.get("headscope_filled", {"gaps": ()})["gaps"]:
                 if (f"{path}.{gap['module']}".strip("."), gap["name"], gap["axis"]) == place:
                     return tuple(feeding.owners[index] for run in gap["kept"] for index in range(*run))
         return feeding.owners

@@ -148,9 +148,10 @@ class Cut:
     def fill(self, model: nn.Module, edge: Boundary) -> None:
         """Let the module run on parameters with zeros for the slices that `parameters` is about to take."""
         root, module = self.root, model.get_submodule(self.site.module)
-        earlier = {(gap["module"], gap["name"], gap["axis"]): gap for gap in _filled(model.get_submodule(root))}
+        filling = model.get_submodule(root).__dict__.get("headscope_filled", {"gaps": [], "left": {}})
+        earlier = {(gap["module"], gap["name"], gap["axis"]): gap for gap in filling["gaps"]}
         for (path, name, axis), gone in self.dropped(edge).items():
-            inside = path[len(root) :].lstrip(".")
+            inside = _inside(path, root)
             before = earlier.get((inside, name, axis))
             places = _places(before["kept"]) if before else list(range(len(gone)))
             kept = [place for place, lost in zip(places, gone.tolist(), strict=True) if not lost]
@@ -158,23 +159,22 @@ class Cut:
             if len(kept) < size:
                 gap = {"module": inside, "name": name, "axis": axis, "size": size, "kept": _runs(kept)}
                 earlier[inside, name, axis] = gap
-        fill_in(model.get_submodule(root), list(earlier.values()))
-        shown = {piece["name"]: piece for piece in module.__dict__.get("headscope_arguments", ())}
-        axis = self.site.context_axis
-        for name, count, kept in (
-            ("query", self.site.n_heads, self.kept),
-            ("key", self.site.n_kv_heads, self.kv_kept),
-        ):
-            before = shown.get(name)
-            places = [before["kept"][place] for place in kept] if before else kept
-            heads = before["heads"] if before else count
-            shown[name] = {"where": "heads", "name": name, "axis": axis, "heads": heads, "kept": places}
-        slice_arguments(module, list(shown.values()))
+        left = filling["left"] | {_inside(self.site.module, root): self._left(module)}
+        fill_in(model.get_submodule(root), {"gaps": list(earlier.values()), "left": left})
+
+    def _left(self, module: nn.Module) -> dict[str, Any]:
+        """Which heads are left of those that the module computes."""
+        site, before = self.site, module.__dict__.get("headscope_left")
+        if before is None:
+            counts = {"heads": site.n_heads, "kv_heads": site.n_kv_heads}
+            return {"axis": site.context_axis, **counts, "kept": self.kept, "kv_kept": self.kv_kept}
+        kept = [before["kept"][place] for place in self.kept]
+        return before | {"kept": kept, "kv_kept": [before["kv_kept"][place] for place in self.kv_kept]}
 
 
 def is_filled(module: nn.Module) -> bool:
     """Whether an attention module runs on parameters with zeros for heads that are gone."""
-    return any(piece["where"] == "heads" for piece in module.__dict__.get("headscope_arguments", ()))
+    return "headscope_left" in module.__dict__
 
 
 def around(site: Site, edge: Boundary) -> str:
@@ -187,8 +187,8 @@ def around(site: Site, edge: Boundary) -> str:
     return ".".join(parts[0][:shared])
 
 
-def _filled(module: nn.Module) -> list[dict[str, Any]]:
-    return module.__dict__.get("headscope_filled", [])
+def _inside(path: str, root: str) -> str:
+    return path[len(root) :].lstrip(".")
 
 
 def _runs(indices: list[int]) -> list[list[int]]:

@@ -77,7 +77,7 @@ def check_recipe(content: object) -> None:
     if content["version"] > VERSION:
         raise ModelError("config.json: its heads were removed by a newer headscope", hint="pip install -U headscope")
     forms = {"parameters": _is_shape, "attributes": _are_counts, "settings": _are_counts, "arguments": _are_slices}
-    forms |= {"silent": _is_output, "filled": _are_gaps}
+    forms |= {"silent": _is_output, "filled": _is_filling}
     for name, fits in forms.items():
         entry = content.get(name, {})
         if not isinstance(entry, dict) or not all(isinstance(path, str) for path in entry):
@@ -113,11 +113,23 @@ def _are_counts(value: object) -> bool:
 def _are_slices(value: object) -> bool:
     return isinstance(value, list) and all(
         isinstance(one, dict)
-        and one.get("where") in ("forward", "attention", "heads")
+        and one.get("where") in ("forward", "attention")
         and isinstance(one.get("name"), str)
         and _naturals([one.get("axis"), one.get("heads")])
         and _are_places(one.get("kept"), one["heads"])
         for one in value
+    )
+
+
+def _is_filling(value: object) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("left"), dict):
+        return False
+    return _are_gaps(value.get("gaps")) and all(
+        isinstance(left, dict)
+        and _naturals([left.get("axis"), left.get("heads"), left.get("kv_heads")])
+        and _are_places(left.get("kept"), left["heads"])
+        and _are_places(left.get("kv_kept"), left["kv_heads"])
+        for left in value["left"].values()
     )
 
 

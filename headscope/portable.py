@@ -11,11 +11,12 @@ The recipe's entries, all optional:
     settings     {module: {name: count}}        counts that a module reads from its configuration while it runs
     arguments    {module: [slice, ...]}         tensors that reach a module with every head and are cut there
     silent       {module: output}               modules without a head: only their output's bias is left
-    filled       {module: [gap, ...]}           modules that run on whole parameters: zeros where the slices were
+    filled       {module: filling}              modules that run on whole parameters: zeros where the slices were
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -122,14 +123,10 @@ def find(model: nn.Module, path: str) -> nn.Module | None:
     prefix = str(getattr(model, "base_model_prefix", ""))
     inner = getattr(model, prefix, None) if prefix else None
     shorter = path.removeprefix(f"{prefix}.") if prefix else path
-    for root in (model, inner):
-        if not isinstance(root, nn.Module):
-            continue
-        for name in dict.fromkeys((path, shorter)):
-            try:
+    for root in (model, *([inner] if isinstance(inner, nn.Module) else [])):
+        for name in (path, shorter):
+            with contextlib.suppress(AttributeError):
                 return root.get_submodule(name)
-            except AttributeError:
-                continue
     return None
 
 
@@ -159,8 +156,7 @@ def see_config(module: nn.Module, counts: Mapping[str, int]) -> None:
 
 
 # A slice is {"where": "forward" | "attention", "name": argument, "axis": axis, "heads": before, "kept": [places]}: an
-# argument of the module's forward, or of the attention function it calls. Along its axis lie all heads, or (along the
-# first) heads of several sequences. Where it says "heads" nothing is cut: these are what is left of a filled module's.
+# argument of a forward, or of the attention function. Along its axis lie all heads (along the first: of sequences).
 
 
 def slice_arguments(module: nn.Module, slices: list[dict[str, Any]]) -> None:
@@ -220,19 +216,24 @@ def _wrap_interface() -> None:
     AttentionInterface.get_interface = get_interface  # type: ignore[method-assign]
 
 
-def fill_in(module: nn.Module, gaps: list[dict[str, Any]]) -> None:
+def fill_in(module: nn.Module, filling: dict[str, Any]) -> None:
     """Let a module that cannot count fewer heads run on whole parameters, which exist only while it runs.
 
-    A gap is {"module": path inside, "name": parameter, "axis": axis, "size": before, "kept": [[start, stop], ...]}.
+    `filling` has its "gaps" [{"module": path inside, "name": parameter, "axis": axis, "size": before, "kept": [[start,
+    stop], ...]}, ...] and, for each attention module inside, which heads are "left" (`left.HeadsLeft`).
     """
     if "headscope_filled" not in module.__dict__:
         module.register_forward_pre_hook(_fill)
         module.register_forward_hook(_empty, always_call=True)
-    module.__dict__["headscope_filled"] = gaps
+    module.__dict__["headscope_filled"] = filling
+    for path, left in filling["left"].items():
+        module.get_submodule(path).__dict__["headscope_left"] = left
 
 
 def _fill(module: nn.Module, args: tuple[Any, ...]) -> None:
-    for gap in module.__dict__["headscope_filled"]:
+    filling = module.__dict__["headscope_filled"]
+    fill_in(module, filling)  # some models change a module for another of its kind while they run
+    for gap in filling["gaps"]:
         owner = module.get_submodule(gap["module"])
         values: Tensor = getattr(owner, gap["name"])  # with earlier gaps filled
         kept = torch.cat([torch.arange(*run, device=values.device) for run in gap["kept"]])
@@ -243,17 +244,16 @@ def _fill(module: nn.Module, args: tuple[Any, ...]) -> None:
 
 
 def _empty(module: nn.Module, *_: Any) -> None:
-    for gap in module.__dict__["headscope_filled"]:
+    for gap in module.__dict__["headscope_filled"]["gaps"]:
         module.get_submodule(gap["module"]).__dict__.pop(gap["name"], None)
 
 
 class Silent(nn.Module):
     """An attention module without heads: what it writes is its output projection's bias, whatever it reads.
 
-    It keeps the parameters and children of the module it stands for under their names. `output` says what that
-    returned: {"items": for each item of a tuple "" (what is written), the name of the argument that is handed on, or
-    None; empty for a bare tensor, "projection": the output projection's path inside the module, or None where it lies
-    outside, "width": of what is written, "cache": whether this layer's cache counts tokens}.
+    It keeps the parameters and children of the module it stands for. `output` says what that returned: {"items": for
+    each of a tuple "" (what is written), the name of the argument that is handed on, or None; empty for a bare tensor,
+    "projection": its path inside the module, or None, "width": of what is written, "cache": whether it counts tokens}.
     """
 
     def __init__(self, original: nn.Module, output: Mapping[str, Any]) -> None:

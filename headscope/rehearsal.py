@@ -22,7 +22,7 @@ from headscope.cuts import Cut, Way, around, is_filled
 from headscope.discovery import evaluating
 from headscope.errors import InvalidPlan
 from headscope.inputs import probe_inputs
-from headscope.reasons import RAISED, first_line
+from headscope.reasons import RAISED, first_line, quiet
 from headscope.silence import is_map
 
 SAME = 2e-6
@@ -53,6 +53,7 @@ def rehearse(
     """
     roots = {cut.site.module: around(cut.site, edges[cut.site.module]) for cut in cuts}
     calls = _calls(model, {path for root in roots.values() for path in _outwards(root)})
+    swapped = _swapped(model, list(roots))
     ways: dict[str, Way] = {}
     for cut in cuts:
         module = cut.site.module
@@ -61,9 +62,23 @@ def rehearse(
             cut.root = path
             expected = _expected(model, cut, calls[path])
             if expected is not None:
-                ways[module] = _way(model, cut, edges[module], calls[path], read=read[module], expected=expected)
+                counts = module not in swapped and not is_filled(model.get_submodule(module))
+                ways[module] = _way(
+                    model, cut, edges[module], calls[path], read=read[module], expected=expected, counts=counts
+                )
                 break
     return ways
+
+
+def _swapped(model: PreTrainedModel, paths: Sequence[str]) -> set[str]:
+    """Modules that the model put there while it ran, with counts from its configuration, as it will after loading."""
+    original = next((kind for kind in type(model).__mro__ if kind.__module__.startswith("transformers.")), None)
+    try:
+        with quiet(), torch.device("meta"):
+            fresh = original._from_config(copy.deepcopy(model.config))  # type: ignore[union-attr]
+            return {path for path in paths if type(fresh.get_submodule(path)) is not type(model.get_submodule(path))}
+    except RAISED:
+        return set()
 
 
 def _outwards(path: str) -> list[str]:
@@ -84,10 +99,17 @@ def _expected(model: PreTrainedModel, cut: Cut, call: _Call) -> list[Tensor] | N
 
 
 def _way(
-    model: PreTrainedModel, cut: Cut, edge: Boundary, call: _Call, *, read: set[str], expected: list[Tensor]
+    model: PreTrainedModel,
+    cut: Cut,
+    edge: Boundary,
+    call: _Call,
+    *,
+    read: set[str],
+    expected: list[Tensor],
+    counts: bool,
 ) -> Way:
     path, site, problem = cut.root, cut.site, ""
-    for way in list(Way)[is_filled(model.get_submodule(site.module)) :]:
+    for way in Way if counts else list(Way)[1:]:
         try:
             stage = _stage(model, path)
             cut.make(stage, edge, read, way=way)
