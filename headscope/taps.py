@@ -265,7 +265,7 @@ class FunctionTap(TorchFunctionMode):
         probabilities: Tensor | None,
     ) -> Tensor:
         one_key = probabilities is not None and probabilities.shape[-1] < 2
-        if module is None or (one_key and "Attention" not in type(module).__name__):  # a softmax over something else
+        if module is None or (one_key and query is None):  # a softmax over something else
             return context
         changed = AttentionCall(module, query, key, value, context, probabilities, False).told(self.on_call)
         return context if changed is None else changed
