@@ -27,7 +27,7 @@ def native_config(pruned: PreTrainedModel, sites: Sequence[Site]) -> PreTrainedC
     if len(counts) > 1 or recipe.get("silent"):
         return "its sites keep different numbers of heads, and a configuration has one number for all"
     if recipe.get("filled"):
-        return "its attention cannot count fewer heads, so zeros stand in for theirs, which no configuration can say"
+        return "its attention cannot count fewer heads"
     if recipe.get("arguments"):
         return "its position biases are cut for each layer, which no configuration can say"
     n_heads, n_kv_heads, d_head = counts.pop()
