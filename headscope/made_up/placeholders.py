@@ -28,6 +28,8 @@ def placed(asked: Asked, inputs: dict[str, Any]) -> dict[str, Any]:
         if count and token is not None:
             front.append(torch.full((BATCH, count), token))
             types.append(torch.full((BATCH, count), kind))
+    if asked.takes("image_embeds_position_mask"):
+        return _queried(asked, inputs)
     if not front:
         return inputs
     words: Tensor = inputs["input_ids"]
@@ -40,6 +42,15 @@ def placed(asked: Asked, inputs: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _queried(asked: Asked, inputs: dict[str, Any]) -> dict[str, Any]:
+    """A text in which a mask says where the images' queries stand."""
+    words, count = inputs["input_ids"], int(asked.config.latent_query_num)
+    ids = torch.cat([words[:, :1], words[:, 1:2].repeat(1, count), words[:, 1:]], dim=1)
+    mask = torch.zeros_like(ids)
+    mask[:, 1 : 1 + count] = 1
+    return inputs | {"input_ids": ids, "attention_mask": torch.ones_like(ids), "image_embeds_position_mask": mask}
+
+
 def _token(config: Any, name: str) -> int | None:
     value = getattr(config, name, None)
     return value if isinstance(value, int) else None
@@ -50,7 +61,7 @@ def _features(asked: Asked, getter: str, inputs: dict[str, Any]) -> int:
     owner = _owner(asked.model, getter)
     function = getattr(owner, getter, None)
     if function is None:
-        return 0
+        return int(getter == "get_audio_features" and "input_features" in inputs)  # one that the model spreads itself
     parameters = inspect.signature(function).parameters
     given = {name: _typed(value, asked.model) for name, value in inputs.items() if name in parameters}
     given = {name: value for name, value in given.items() if name != "attention_mask"}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.made_up._asked import BATCH, Asked, size
+from headscope.made_up._asked import BATCH, TOKENS, Asked, size
 
 SAMPLES = 4000
 FRAMES = 40
@@ -56,9 +56,12 @@ def _wave(asked: Asked) -> Tensor:
 
 
 def _bins(asked: Asked) -> int:
+    linear = next((one for path, one in asked.model.named_modules() if path.endswith("input_linear")), None)
+    if isinstance(linear, nn.Linear):
+        return linear.in_features
     found = size(asked.audio, _BINS, None) or size(asked.config, _BINS, None)
     if isinstance(found, int):
-        return found
+        return found * int(getattr(asked.audio, "num_stacked_frames", None) or 1)
     first = asked.convolution(axes=1)
     if hasattr(asked.audio, "subsampling_conv_channels"):
         return 128  # its convolutions over an image of the sound fit this number only
@@ -72,6 +75,8 @@ def _spectrum(asked: Asked) -> Tensor:
     if _frames_first(asked):
         return asked.draw(BATCH, FRAMES, bins)
     frames = size(asked.audio, ("max_source_positions",), None)
+    if asked.takes("num_delay_tokens"):
+        return asked.draw(BATCH, bins, 8 * TOKENS)  # each word is added to the sound of eight frames
     window = size(asked.audio, ("n_window",), 1)
     length = -(-FRAMES // (2 * window)) * 2 * window
     return asked.draw(BATCH, bins, 2 * frames if isinstance(frames, int) and window == 1 else length)
@@ -84,4 +89,5 @@ def _frames_first(asked: Asked) -> bool:
     if hasattr(asked.audio, "input_feat_per_channel"):
         return True
     first = asked.convolution(axes=1)
-    return not (isinstance(first, nn.Conv1d) and first.in_channels == _bins(asked) and first.groups == 1)
+    mixes = isinstance(first, nn.Conv1d) and first.groups == 1 and first.kernel_size[0] > 1
+    return not (mixes and first.in_channels == _bins(asked))  # type: ignore[union-attr]

@@ -159,23 +159,27 @@ class _Judge:
         """
         choices = {"pruned_uneven": plans.other_everywhere, "pruned_uniform": plans.same_everywhere}
         ways = [choose for name, choose in choices.items() if verdicts[name] == EXACT]
-        found = {self._reloaded(choose) for choose in ways}
-        return next((verdict for verdict in (WRONG, REFUSED, EXACT) if verdict in found), NOT_RUN)
-
-    def _reloaded(self, choose: plans.Choice) -> str:
+        if not ways:
+            return NOT_RUN
         with tempfile.TemporaryDirectory(prefix="headscope-") as scratch, quiet():
             try:
-                self.model.save_pretrained(Path(scratch) / "whole")
-                model = _loaded(Path(scratch) / "whole")  # number formats and tables as a loader makes them
+                self.model.save_pretrained(scratch)
+                whole = _loaded(Path(scratch))  # number formats and tables as a loader makes them
+                verify.run(whole, [self.inputs])
             except (HeadscopeError, *STOPS) as error:
                 self.notes.append(f"does not survive transformers' own writer: {_told(error)}")
                 return NOT_RUN
+        found = [self._reloaded(copy.deepcopy(whole), choose) for choose in ways]
+        return next((verdict for verdict in (WRONG, REFUSED, EXACT) if verdict in found), NOT_RUN)
+
+    def _reloaded(self, model: PreTrainedModel, choose: plans.Choice) -> str:
+        with tempfile.TemporaryDirectory(prefix="headscope-") as scratch, quiet():
             try:
                 sites = find_sites(model).sites
                 prune(model, sites, plans.plan_of(sites, choose))
                 expected = verify.run(model, [self.inputs])
-                _write(model, sites, Path(scratch) / "pruned")
-                again = _loaded(Path(scratch) / "pruned")
+                _write(model, sites, Path(scratch))
+                again = _loaded(Path(scratch))
                 gap = verify.compared(expected, verify.run(again, [self.inputs]))
             except HeadscopeError as error:
                 self.notes.append(f"reload: {_told(error)}")
