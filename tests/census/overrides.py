@@ -11,10 +11,18 @@ DROP = object()
 _TEXT = "(text_config)"
 _MROPE = {"rope_parameters.mrope_section": [2, 3, 3]}
 _VISUAL_WORDS = {"<image>": 8} | {f"IMGIMG{letter}": 50 + place for place, letter in enumerate("ABCDEFGHIJ")}
+_HIERA = {
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "image_size": [64, 64],
+    "global_attention_blocks": [3],
+    "window_positional_embedding_background_size": [2, 2],
+}
+_HIERA_SIZES = {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]}
 _PINPOINTS = [[32, 64], [64, 32]]
 
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "apertus1p5": {"image_token_offset": 40, "audio_token_offset": 104},
+    "apertus1p5": {"image_token_offset": 40, "audio_token_offset": 104, "text_config.vocab_size": 200},
     "aria": {"projector_patch_to_query_dict": {16: 4}, "max_value_projector_patch_to_query_dict": 4},
     "blip-2|instructblip|instructblipvideo": {"image_token_index": 20, "num_query_tokens": 6},
     "bros": {"dim_bbox_projection": 16},
@@ -43,7 +51,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "align": {"vision_config.width_coefficient": 0.5, "vision_config.depth_coefficient": 0.5},
     "efficientnet": {"width_coefficient": 0.5, "depth_coefficient": 0.5},
     "clvp": {"text_config.num_attention_heads": 2, "speech_config.num_attention_heads": 2},
-    "depth_pro": {"intermediate_hook_ids": [1, 0, 1, 0]},
+    "depth_pro": {"intermediate_hook_ids": [1, 0], "intermediate_feature_dims": [64, 64]},
     "ernie4_5_vl_moe(text_config)": {"rope_parameters.mrope_section": [2, 2, 4]},
     "esmc": {"num_key_value_heads": 4},
     "kosmos-2|kosmos-2.5": {"latent_query_num": 4},
@@ -58,7 +66,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "muse_spark": {"audio_config.num_hidden_layers": 4},
     "qwen(2_5|3)_omni\\w*_thinker|qwen3_asr": {"audio_config.max_source_positions": 200},
     "qwen3_asr_encoder": {"max_source_positions": 200},
-    "seggpt": {"image_size": [64, 32]},
+    "seggpt": {"image_size": [64, 32], "merge_index": 0},
     "step3p7": {"text_config.sliding_window": 8},
     "voxtral": {"audio_token_id": 24},
     "esm": {"pad_token_id": 1, "mask_token_id": 4},
@@ -120,9 +128,16 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "vision_config.output_channels": 64,
         "vision_config.num_pos_feats": 32,
     },
+    "sam2_hiera_det_model": _HIERA,
+    "sam2_vision_model": {f"backbone_config.{name}": value for name, value in _HIERA.items()} | _HIERA_SIZES,
+    "sam2|sam2_video|edgetam_video": {
+        f"vision_config.{name}": value
+        for name, value in ({f"backbone_config.{name}": value for name, value in _HIERA.items()} | _HIERA_SIZES).items()
+    }
+    | {"prompt_encoder_config.image_size": 64, "prompt_encoder_config.patch_size": 16},
     "sam_hq": {"mask_decoder_config.vit_dim": 64},
     "sapiens2": {"num_key_value_heads_per_layer": [4, 2]},
-    "swin2sr": {"num_heads": [2] * 6, "num_layers": DROP},
+    "swin2sr": {"num_heads": [2] * 6, "num_layers": DROP, "hidden_size": DROP, "depths": [1, 1], "embed_dim": 32},
     "textnet": {"stem_out_channels": 32},
     "tvp": {"max_img_size": 64, "visual_prompt_size": 8, "num_frames": 2},
     "vibevoice\\w*": {"num_filters": 4},

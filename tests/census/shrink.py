@@ -195,6 +195,11 @@ _STAGES: dict[str, Callable[[int], list[int]]] = {
     "embed_dim": lambda n: [STAGE_WIDTH * 2**stage for stage in range(n)],
     "backbone_feature_sizes": lambda n: [WIDTH] * n,
     "image_size": lambda n: [IMAGE] * n,
+    "embed_dim_per_stage": lambda n: [STAGE_WIDTH * 2**stage for stage in range(n)],
+    "backbone_channel_list": lambda n: [STAGE_WIDTH * 2**stage for stage in range(n)][::-1],
+    "num_attention_heads_per_stage": lambda n: [2 * 2**stage for stage in range(n)],
+    "blocks_per_stage": lambda n: [1] * (n - 1) + [2],
+    "window_size_per_stage": lambda n: [2] * n,
     "conv_dim": lambda n: [32, 32],
     "conv_stride": lambda n: [8, 5],
     "conv_kernel": lambda n: [10, 8],
@@ -230,7 +235,7 @@ def _agreed(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _stage(name: str, value: int) -> int:
     """Models of stages halve the picture and double the width from one to the next."""
-    if re.fullmatch(r"embed_dim|embedding_size|hidden_size|num_filters", name):
+    if re.fullmatch(r"embed_dim|embedding_size|hidden_size", name):
         return STAGE_WIDTH
     if name == "window_size":
         return 2
@@ -248,7 +253,7 @@ def ruled(name: str, value: int) -> int:
 
 def layer_total(values: Mapping[str, Any]) -> int | None:
     """The number of layers that a configuration's per-layer lists count; none where they come in stages."""
-    if any(isinstance(values.get(name), list) for name in ("depths", "num_heads", "hidden_sizes")):
+    if any(isinstance(values.get(name), list) for name in ("depths", "num_heads", "hidden_sizes", "blocks_per_stage")):
         return None
     names = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth", "decoder_layers")
     return next((values[name] for name in names if type(values.get(name)) is int), None)
