@@ -10,8 +10,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from headscope.inputs import probe_inputs
-from tests.census.overrides import changed
-from tests.census.shrink import Shrinker
+
+from .overrides import changed
+from .shrink import Shrinker
 
 LARGEST = 25_000_000
 """Parameters above which a model is no tiny one: its configuration has a size that no rule knows."""

@@ -24,10 +24,11 @@ from headscope.models import LoadOptions, load
 from headscope.plan import Plan
 from headscope.reasons import RAISED, first_line, quiet
 from headscope.surgery import is_separable, prune, silence_heads
-from tests.census import plans
-from tests.census.build import build, inputs_of
-from tests.census.classes import attention_modules
-from tests.census.rows import EXACT, NOT_RUN, REFUSED, WRONG, Row
+
+from . import plans
+from .build import build, inputs_of
+from .classes import attention_modules
+from .rows import EXACT, NOT_RUN, REFUSED, WRONG, Row
 
 EFFECT = 1e-7
 """Heads whose removal changes less than this, relative to what the model says, prove nothing."""

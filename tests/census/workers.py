@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from tests.census.rows import ROOT, Row
+from .rows import ROOT, Row
 
 TOGETHER = 30
 """Model types in one process: its start costs as much as several of them."""
