@@ -232,8 +232,9 @@ def structure_table(study: Study) -> Table:
     for problem in study.discovery.problems:
         module, _, why = problem.partition(": ")
         rows.append(blank | {"module": module, "remark": f"not analysed: {why}"})
-    for path, name in study.discovery.others:
-        rows.append(blank | {"module": path, "class": name, "remark": "not softmax attention: it has no heads to show"})
+    for other in study.discovery.others:
+        remark = f"not softmax attention: {other.instead}"
+        rows.append(blank | {"module": other.path, "class": other.module_class, "remark": remark})
     return Table("structure", STRUCTURE_COLUMNS, tuple(rows), "", study.provenance(), study.loaded.notes)
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from headscope.cuts import KV_COUNT, QUERY_COUNT
 from headscope.heads import Site
 from headscope.portable import ConfigView, carried
 from headscope.reasons import RAISED, first_line, quiet
-from headscope.surgery import KV_COUNT, QUERY_COUNT
 
 
 def native_config(pruned: PreTrainedModel, sites: Sequence[Site]) -> PreTrainedConfig | str:
@@ -26,6 +26,8 @@ def native_config(pruned: PreTrainedModel, sites: Sequence[Site]) -> PreTrainedC
     counts = {(site.n_heads, site.n_kv_heads, site.d_head) for site in sites}
     if len(counts) > 1 or recipe.get("silent"):
         return "its sites keep different numbers of heads, and a configuration has one number for all"
+    if recipe.get("filled"):
+        return "its attention cannot count fewer heads, so zeros stand in for theirs, which no configuration can say"
     if recipe.get("arguments"):
         return "its position biases are cut for each layer, which no configuration can say"
     n_heads, n_kv_heads, d_head = counts.pop()

@@ -20,9 +20,12 @@ HASHES = "hashes.json"
 
 
 def outputs(model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
-    """Every floating tensor that a model returns for `inputs`, by name, also those in tuples; caches are left out."""
+    """Every floating tensor that a model returns for `inputs`, by name, also those in tuples; caches are left out, and
+    so are attention maps, of which there are as many as heads.
+    """
     with torch.no_grad():
-        return dict(_tensors(model(**inputs), "output"))
+        found = dict(_tensors(model(**inputs), "output"))
+    return {name: value for name, value in found.items() if not name.partition(".")[0].endswith("attentions")}
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:

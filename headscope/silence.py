@@ -59,7 +59,7 @@ class _Reader:
         items: list[str | None] = []
         for place, item in enumerate(output if isinstance(output, tuple) else ()):
             handed_on = next((name for name, value in given.items() if value is item and item is not None), None)
-            if place and handed_on is None and isinstance(item, Tensor) and not _is_map(item):
+            if place and handed_on is None and isinstance(item, Tensor) and not is_map(item):
                 raise self._indispensable("makes what other layers use")
             items.append(handed_on if place else "")
         self.form["items"] = items
@@ -80,7 +80,7 @@ class _Reader:
         )
 
 
-def _is_map(item: Tensor) -> bool:
+def is_map(item: Tensor) -> bool:
     """Whether a tensor is an attention map, which a module without heads need not make."""
     rows = item.sum(dim=-1)
     return item.dim() >= 3 and bool((item >= 0).all()) and bool((rows <= 1 + 1e-3).all())
