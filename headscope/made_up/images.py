@@ -165,6 +165,9 @@ def _patches(asked: Asked) -> dict[str, Any]:
 
 def _patch_shape(asked: Asked) -> tuple[int, ...]:
     """What one patch is: a row of numbers for a convolution over time and space, else a small image."""
+    side, merge = int(size(asked.vision, ("patch_size",), 14)), int(size(asked.vision, ("spatial_merge_size",), 1))
+    if asked.vision.model_type.startswith("inkling2"):
+        return (merge * side, merge * side, channels(asked))
     for path, module in asked.model.named_modules():
         if "patch_embed" not in path and "patch_proj" not in path:
             continue
@@ -176,5 +179,4 @@ def _patch_shape(asked: Asked) -> tuple[int, ...]:
             return (int(torch.tensor(small).prod()),) if flat else small
         if isinstance(module, nn.Linear):
             return (module.in_features,)
-    side = int(size(asked.vision, ("patch_size",), 14))
     return (channels(asked) * side * side * int(size(asked.vision, ("temporal_patch_size",), 1)),)

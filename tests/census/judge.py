@@ -26,7 +26,7 @@ from headscope.reasons import RAISED, first_line, quiet
 from headscope.surgery import is_separable, prune, silence_heads
 
 from . import plans
-from .build import build, inputs_of
+from .build import build, default_format, inputs_of
 from .classes import attention_modules
 from .rows import EXACT, NOT_RUN, REFUSED, WRONG, Row
 
@@ -39,7 +39,8 @@ LONGEST = 160
 def judged(model_type: str) -> Row:
     """The row of one model type."""
     start = time.monotonic()
-    row = _started(model_type)
+    with default_format(model_type):
+        row = _started(model_type)
     return replace(row, reason=" ".join(row.reason.split()), seconds=round(time.monotonic() - start, 1))
 
 
