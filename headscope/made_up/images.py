@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.made_up._asked import BATCH, Asked, pair, size
+from headscope.made_up._asked import BATCH, TOKENS, Asked, pair, size
 
 FRAMES = 2
+SIDE = 64
+"""Height and width of an image for a model that reads any size."""
+_PAIRS = ("efficientloftr", "lightglue")
 
 
 def made(asked: Asked) -> dict[str, Any]:
@@ -42,7 +45,7 @@ def _extent(asked: Asked) -> tuple[int, int]:
         found = size(source, ("image_size", "crop_size", "img_size", "max_img_size", "input_size", "resolution"), None)
         if found is not None:
             return pair(found)
-    return 224, 224
+    return SIDE, SIDE
 
 
 def _video(asked: Asked) -> Tensor:
@@ -53,7 +56,14 @@ def _video(asked: Asked) -> Tensor:
 def _pictures(asked: Asked) -> dict[str, Any]:
     height, width = _extent(asked)
     frames = size(asked.vision, ("num_frames",), None) or size(asked.config, ("num_frames",), None)
+    if asked.config.model_type == "instructblipvideo":
+        frames = FRAMES
     found: dict[str, Any] = {"pixel_values": asked.draw(BATCH, channels(asked), height, width)}
+    if asked.config.model_type in _PAIRS or asked.takes("perceiver_embeddings"):
+        frames = FRAMES
+    if asked.takes("prompt_masks"):
+        height //= 2  # the model puts the prompt's picture on top
+        found["pixel_values"] = asked.draw(BATCH, channels(asked), height, width)
     if isinstance(frames, int) and not asked.takes("pixel_values_videos"):
         found["pixel_values"] = asked.draw(BATCH, frames, channels(asked), height, width)
     if asked.takes("spatial_shapes"):
@@ -65,7 +75,13 @@ def _pictures(asked: Asked) -> dict[str, Any]:
     if asked.takes("pixel_attention_mask") or asked.takes("aspect_ratio_ids"):
         found["pixel_values"] = found["pixel_values"][:, None]
         if asked.takes("pixel_attention_mask"):
-            found["pixel_attention_mask"] = torch.ones(BATCH, 1, height, width, dtype=torch.bool)
+            pixels = () if asked.takes("tile_fine_mask") else (height, width)
+            found["pixel_attention_mask"] = torch.ones(BATCH, 1, *pixels, dtype=torch.bool)
+    if asked.takes("perceiver_embeddings"):
+        found["image_attention_mask"] = torch.ones(BATCH, TOKENS, FRAMES, dtype=torch.long)
+    if asked.takes("target_sizes"):
+        side = int(size(asked.vision, ("patch_size",), 14))
+        found["target_sizes"] = torch.tensor([[height // side, width // side]] * BATCH)
     if asked.takes("aspect_ratio_ids"):
         found |= _tiles(asked, height, width)
     if asked.takes("high_res_pixel_values"):
@@ -149,6 +165,9 @@ def _patches(asked: Asked) -> dict[str, Any]:
 
 def _patch_shape(asked: Asked) -> tuple[int, ...]:
     """What one patch is: a row of numbers for a convolution over time and space, else a small image."""
+    side, merge = int(size(asked.vision, ("patch_size",), 14)), int(size(asked.vision, ("spatial_merge_size",), 1))
+    if asked.vision.model_type.startswith("inkling2"):
+        return (merge * side, merge * side, channels(asked))
     for path, module in asked.model.named_modules():
         if "patch_embed" not in path and "patch_proj" not in path:
             continue
@@ -160,5 +179,4 @@ def _patch_shape(asked: Asked) -> tuple[int, ...]:
             return (int(torch.tensor(small).prod()),) if flat else small
         if isinstance(module, nn.Linear):
             return (module.in_features,)
-    side = int(size(asked.vision, ("patch_size",), 14))
     return (channels(asked) * side * side * int(size(asked.vision, ("temporal_patch_size",), 1)),)

@@ -48,13 +48,26 @@ _MAKERS: dict[str, Callable[[Asked], Any]] = {
     ),
     "latents": lambda asked: _wide(asked).transpose(1, 2),
     "qformer_input_ids": lambda asked: torch.ones(BATCH, TOKENS, dtype=torch.long),
+    "visual_feats": lambda asked: asked.draw(BATCH, STEPS, asked.config.visual_feat_dim),
+    "visual_pos": lambda asked: asked.draw(BATCH, STEPS, asked.config.visual_pos_dim),
+    "visual_embeds": lambda asked: asked.draw(BATCH, STEPS, asked.config.visual_embedding_dim),
     "states": lambda asked: asked.draw(BATCH, STEPS, asked.config.state_dim),
     "actions": lambda asked: asked.draw(BATCH, STEPS, asked.config.act_dim),
     "rewards": lambda asked: asked.draw(BATCH, STEPS, 1),
     "returns_to_go": lambda asked: asked.draw(BATCH, STEPS, 1),
     "timesteps": lambda asked: torch.arange(STEPS)[None].repeat(BATCH, 1),
 }
-_HELPFUL = ("bbox", "actions", "rewards", "returns_to_go", "timesteps", "decoder_input_values")
+_HELPFUL = (
+    "bbox",
+    "actions",
+    "rewards",
+    "returns_to_go",
+    "timesteps",
+    "decoder_input_values",
+    "visual_feats",
+    "visual_pos",
+    "visual_embeds",
+)
 
 
 def _helps(asked: Asked, name: str) -> bool:

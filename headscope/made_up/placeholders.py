@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ def placed(asked: Asked, inputs: dict[str, Any]) -> dict[str, Any]:
         if count and token is not None:
             front.append(torch.full((BATCH, count), token))
             types.append(torch.full((BATCH, count), kind))
+    if asked.takes("image_embeds_position_mask"):
+        return _queried(asked, inputs)
     if not front:
         return inputs
     words: Tensor = inputs["input_ids"]
@@ -40,6 +43,15 @@ def placed(asked: Asked, inputs: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _queried(asked: Asked, inputs: dict[str, Any]) -> dict[str, Any]:
+    """A text in which a mask says where the images' queries stand."""
+    words, count = inputs["input_ids"], int(asked.config.latent_query_num)
+    ids = torch.cat([words[:, :1], words[:, 1:2].repeat(1, count), words[:, 1:]], dim=1)
+    mask = torch.zeros_like(ids)
+    mask[:, 1 : 1 + count] = 1
+    return inputs | {"input_ids": ids, "attention_mask": torch.ones_like(ids), "image_embeds_position_mask": mask}
+
+
 def _token(config: Any, name: str) -> int | None:
     value = getattr(config, name, None)
     return value if isinstance(value, int) else None
@@ -50,17 +62,32 @@ def _features(asked: Asked, getter: str, inputs: dict[str, Any]) -> int:
     owner = _owner(asked.model, getter)
     function = getattr(owner, getter, None)
     if function is None:
-        return 0
+        return int(getter == "get_audio_features" and "input_features" in inputs)  # one that the model spreads itself
     parameters = inspect.signature(function).parameters
     given = {name: _typed(value, asked.model) for name, value in inputs.items() if name in parameters}
     given = {name: value for name, value in given.items() if name != "attention_mask"}
     if not any(name.startswith(("pixel", "input_", "flattened")) for name in given):
         return 0
+    given |= _masks(parameters, inputs, given)
     with torch.no_grad():
         output = function(**given)
     features = getattr(output, "pooler_output", output)
+    features = output.last_hidden_state if features is None else features
     rows = [features] if isinstance(features, Tensor) else list(features)
     return sum(row.numel() // row.shape[-1] for row in rows) // BATCH
+
+
+def _masks(
+    parameters: Mapping[str, inspect.Parameter], inputs: dict[str, Any], given: dict[str, Any]
+) -> dict[str, Any]:
+    """Masks of a sound that the model itself can do without, but this function cannot: all of it is there."""
+    sound = next((inputs[name] for name in ("input_values", "input_features") if name in inputs), None)
+    wanted = [
+        name
+        for name, one in parameters.items()
+        if one.default is inspect.Parameter.empty and name.endswith("mask") and name not in given
+    ]
+    return {} if sound is None else {name: torch.ones(BATCH, sound.shape[-1], dtype=torch.bool) for name in wanted}
 
 
 def _owner(model: Any, getter: str) -> Any:

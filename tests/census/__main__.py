@@ -7,8 +7,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tests.census import rows
-from tests.census.workers import Limits, run, serve
+from . import rows
+from .workers import Limits, run, serve
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
 
 def census(given: argparse.Namespace, table: dict[str, rows.Row]) -> dict[str, rows.Row]:
     """Judge the types that are asked for and still open; the file is written after each."""
-    from tests.census.build import model_types
+    from .build import model_types
 
     digest, every = rows.source_digest(), model_types()
     wanted = given.only.split(",") if given.only else every
@@ -60,8 +60,8 @@ def _serve(types: list[str]) -> None:
     import resource
     import warnings
 
-    from tests.census.judge import judged
-    from tests.census.workers import MEMORY
+    from .judge import judged
+    from .workers import MEMORY
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     warnings.simplefilter("ignore")

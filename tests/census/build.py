@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,12 +12,28 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from headscope.inputs import probe_inputs
-from tests.census.overrides import changed
-from tests.census.shrink import Shrinker
+
+from .overrides import changed
+from .shrink import Shrinker
 
 LARGEST = 25_000_000
 """Parameters above which a model is no tiny one: its configuration has a size that no rule knows."""
 MATRIX_SCALE, VECTOR_NOISE = 0.25, 0.1
+
+
+DOUBLE = ("dab-detr", "kosmos-2", "kosmos-2.5", "xglm")
+"""Types that make tensors of torch's default format as they run: float64 weights fit only where that is float64."""
+
+
+@contextlib.contextmanager
+def default_format(model_type: str) -> Iterator[None]:
+    """Float64 as torch's default for the types that need it."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if model_type in DOUBLE else before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 class TooLarge(ValueError):

@@ -24,10 +24,11 @@ from headscope.models import LoadOptions, load
 from headscope.plan import Plan
 from headscope.reasons import RAISED, first_line, quiet
 from headscope.surgery import is_separable, prune, silence_heads
-from tests.census import plans
-from tests.census.build import build, inputs_of
-from tests.census.classes import attention_modules
-from tests.census.rows import EXACT, NOT_RUN, REFUSED, WRONG, Row
+
+from . import plans
+from .build import build, default_format, inputs_of
+from .classes import attention_modules
+from .rows import EXACT, NOT_RUN, REFUSED, WRONG, Row
 
 EFFECT = 1e-7
 """Heads whose removal changes less than this, relative to what the model says, prove nothing."""
@@ -38,7 +39,8 @@ LONGEST = 160
 def judged(model_type: str) -> Row:
     """The row of one model type."""
     start = time.monotonic()
-    row = _started(model_type)
+    with default_format(model_type):
+        row = _started(model_type)
     return replace(row, reason=" ".join(row.reason.split()), seconds=round(time.monotonic() - start, 1))
 
 
@@ -154,28 +156,36 @@ class _Judge:
         return WRONG
 
     def reloaded(self, sites: Sequence[Site], verdicts: dict[str, str]) -> str:
-        """What headscope's own writer wrote says the same when headscope loads it: uneven, and uniform in the form that
-        `--layout auto` takes.
+        """What headscope's own writer wrote says the same when headscope loads it: the uneven plan as a portable
+        checkpoint, the uniform one in the form that `--layout auto` takes, where that is another.
         """
         choices = {"pruned_uneven": plans.other_everywhere, "pruned_uniform": plans.same_everywhere}
         ways = [choose for name, choose in choices.items() if verdicts[name] == EXACT]
-        found = {self._reloaded(choose) for choose in ways}
-        return next((verdict for verdict in (WRONG, REFUSED, EXACT) if verdict in found), NOT_RUN)
-
-    def _reloaded(self, choose: plans.Choice) -> str:
+        if not ways:
+            return NOT_RUN
         with tempfile.TemporaryDirectory(prefix="headscope-") as scratch, quiet():
             try:
-                self.model.save_pretrained(Path(scratch) / "whole")
-                model = _loaded(Path(scratch) / "whole")  # number formats and tables as a loader makes them
+                self.model.save_pretrained(scratch)
+                whole = _loaded(Path(scratch))  # number formats and tables as a loader makes them
+                verify.run(whole, [self.inputs])
             except (HeadscopeError, *STOPS) as error:
                 self.notes.append(f"does not survive transformers' own writer: {_told(error)}")
                 return NOT_RUN
+        found = [
+            self._reloaded(whole if choose is ways[-1] else copy.deepcopy(whole), choose, second=choose is not ways[0])
+            for choose in ways
+        ]
+        return next((verdict for verdict in (WRONG, REFUSED, EXACT) if verdict in found), NOT_RUN)
+
+    def _reloaded(self, model: PreTrainedModel, choose: plans.Choice, *, second: bool) -> str:
+        with tempfile.TemporaryDirectory(prefix="headscope-") as scratch, quiet():
             try:
                 sites = find_sites(model).sites
                 prune(model, sites, plans.plan_of(sites, choose))
                 expected = verify.run(model, [self.inputs])
-                _write(model, sites, Path(scratch) / "pruned")
-                again = _loaded(Path(scratch) / "pruned")
+                if not _written(model, sites, Path(scratch), native_only=second):
+                    return NOT_RUN
+                again = _loaded(Path(scratch))
                 gap = verify.compared(expected, verify.run(again, [self.inputs]))
             except HeadscopeError as error:
                 self.notes.append(f"reload: {_told(error)}")
@@ -193,12 +203,14 @@ def _loaded(folder: Path) -> PreTrainedModel:
     return load(str(folder), LoadOptions(dtype="float64", device="cpu", task="embedding")).model
 
 
-def _write(model: PreTrainedModel, before: Sequence[Site], folder: Path) -> None:
+def _written(model: PreTrainedModel, before: Sequence[Site], folder: Path, *, native_only: bool) -> bool:
+    """Write the model in the form that `--layout auto` takes; with `native_only` not where that is the portable one."""
     form = choose_form(model, find_sites(model).sites, "auto", before=before[0])
-    if form.config is None:
-        save_portable(model, folder)
-    else:
+    if form.config is not None:
         save_native(model, form.config, folder)
+    elif not native_only:
+        save_portable(model, folder)
+    return form.config is not None or not native_only
 
 
 def _covers(found: str, expected: str) -> bool:

@@ -11,10 +11,18 @@ DROP = object()
 _TEXT = "(text_config)"
 _MROPE = {"rope_parameters.mrope_section": [2, 3, 3]}
 _VISUAL_WORDS = {"<image>": 8} | {f"IMGIMG{letter}": 50 + place for place, letter in enumerate("ABCDEFGHIJ")}
+_HIERA = {
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "image_size": [64, 64],
+    "global_attention_blocks": [3],
+    "window_positional_embedding_background_size": [2, 2],
+}
+_HIERA_SIZES = {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]}
 _PINPOINTS = [[32, 64], [64, 32]]
 
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "apertus1p5": {"image_token_offset": 40, "audio_token_offset": 139},
+    "apertus1p5": {"image_token_offset": 40, "audio_token_offset": 104, "text_config.vocab_size": 200},
     "aria": {"projector_patch_to_query_dict": {16: 4}, "max_value_projector_patch_to_query_dict": 4},
     "blip-2|instructblip|instructblipvideo": {"image_token_index": 20, "num_query_tokens": 6},
     "bros": {"dim_bbox_projection": 16},
@@ -30,7 +38,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         }
     },
     "dab-detr": {"query_dim": 4},
-    "dbrx": {"attn_config.rope_theta": 1e4},
+    "dbrx": {"attn_config.rope_theta": 1e4, "attn_config.clip_qkv": 8.0},
     "diffusion_gemma(text_config)": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     "dory": {
         "num_hidden_layers": 6,
@@ -40,8 +48,38 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "n_output_layers": 2,
     },
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "align": {
+        "vision_config.width_coefficient": 0.5,
+        "vision_config.depth_coefficient": 0.5,
+        "vision_config.hidden_dim": 160,
+        "projection_dim": 160,
+        "text_config.projection_dim": 160,
+    },
+    "efficientnet": {"width_coefficient": 0.5, "depth_coefficient": 0.5, "hidden_dim": 640},
+    "clvp": {"text_config.num_attention_heads": 2, "speech_config.num_attention_heads": 2},
+    "depth_pro": {"intermediate_hook_ids": [1, 0], "intermediate_feature_dims": [64, 64]},
+    "ernie4_5_vl_moe(text_config)": {"rope_parameters.mrope_section": [2, 2, 4]},
+    "esmc": {"num_key_value_heads": 4},
+    "kosmos-2|kosmos-2.5": {"latent_query_num": 4},
+    "llama4": {"vision_config.intermediate_size": 256},
+    "mllama": {
+        "vision_config.vision_output_dim": 192,
+        "text_config.num_hidden_layers": 3,
+        "text_config.cross_attention_layers": [1],
+    },
+    "muse_glimmer": {"out_hidden_size": 256},
+    "muse_spark_audio": {"num_hidden_layers": 4},
+    "muse_spark": {"out_hidden_size": 256, "vision_config.out_hidden_size": 256, "audio_config.num_hidden_layers": 4},
+    "qwen(2_5|3)_omni\\w*_thinker|qwen3_asr": {"audio_config.max_source_positions": 200},
+    "qwen3_asr_encoder": {"max_source_positions": 200},
+    "seggpt": {"image_size": [64, 32], "merge_index": 0},
+    "step3p7": {"text_config.sliding_window": 8},
+    "voxtral": {"audio_token_id": 24},
     "esm": {"pad_token_id": 1, "mask_token_id": 4},
     "emu3": {"vocabulary_map": {"<image>": 8} | {f"<|visual token {i:06d}|>": 20 + i for i in range(64)}},
+    "dots3_note_text|dots3_note(text_config)": {"head_dim": 24},
+    "dots3_note": {"audio_config.adapter_in_dim": 64},
+    "instructblipvideo": {"video_token_index": 20},
     "falcon_h1": {"mamba_d_ssm": 128},
     "fun_asr_nano": {"adaptor_config.intermediate_size": 16},
     "funnel": {"block_sizes": [1, 1, 1], "num_decoder_layers": 1},
@@ -62,18 +100,23 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "lilt": {"hidden_size": 96},
     "llava_next|llava_next_video|llava_onevision|granite4_vision": {"image_grid_pinpoints": _PINPOINTS},
-    "lw_detr": {"backbone_config.num_windows": 4, "backbone_config.num_windows_side": 2},
+    "lw_detr": {
+        "projector_scale_factors": [1.0],
+        "backbone_config.num_windows": 4,
+        "backbone_config.num_windows_side": 2,
+    },
     "mamba2": {"head_dim": 32},
     "mistral4": {"head_dim": 16},
     "mobilevitv2": {"image_size": 256},
     "moonshine_streaming": {"num_key_value_heads": 4},
     "nemotron": {"num_key_value_heads": 2},
     "qwen(2_5|3)_omni\\w*_thinker": {"vision_start_token_id": 30, "vision_end_token_id": 31},
-    "(qwen2_vl|qwen2_5_vl|glm4v|glm4v_moe|glm_ocr|glm_image)_text": _MROPE,
-    "(qwen2_vl|qwen2_5_vl|glm4v|glm4v_moe|glm46v|glmga|glm_ocr|glm_image|paddleocr_vl)(text_config)": _MROPE,
+    "(qwen2_vl|qwen2_5_vl|glm4v|glm_ocr|glm_image)_text": _MROPE,
+    "(qwen2_vl|qwen2_5_vl|glm4v|glm46v|glm_ocr|glm_image|paddleocr_vl|qwen2_5_omni_thinker)(text_config)": _MROPE,
+    "glm4v_moe_text|(glm4v_moe|glmga)(text_config)": {"rope_parameters.mrope_section": [1, 2, 1]},
     "qwen4_exp_text|qwen4_exp(text_config)": {
         "indexer_n_heads": 4,
-        "indexer_kv_heads": 2,
+        "indexer_kv_heads": 1,
         "indexer_head_dim": 16,
         "indexer_budget": 8,
         "indexer_compress_ratio": 2,
@@ -94,9 +137,16 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "vision_config.output_channels": 64,
         "vision_config.num_pos_feats": 32,
     },
+    "sam2_hiera_det_model": _HIERA,
+    "sam2_vision_model": {f"backbone_config.{name}": value for name, value in _HIERA.items()} | _HIERA_SIZES,
+    "sam2|sam2_video|edgetam_video": {
+        f"vision_config.{name}": value
+        for name, value in ({f"backbone_config.{name}": value for name, value in _HIERA.items()} | _HIERA_SIZES).items()
+    }
+    | {"prompt_encoder_config.image_size": 64, "prompt_encoder_config.patch_size": 16},
     "sam_hq": {"mask_decoder_config.vit_dim": 64},
     "sapiens2": {"num_key_value_heads_per_layer": [4, 2]},
-    "swin2sr": {"num_heads": [2, 2, 2, 2]},
+    "swin2sr": {"num_heads": [2] * 6, "num_layers": DROP, "hidden_size": DROP, "depths": [1, 1], "embed_dim": 32},
     "textnet": {"stem_out_channels": 32},
     "tvp": {"max_img_size": 64, "visual_prompt_size": 8, "num_frames": 2},
     "vibevoice\\w*": {"num_filters": 4},

@@ -45,11 +45,10 @@ COLUMNS = tuple(field.name for field in fields(Row))
 
 
 def source_digest() -> str:
-    """The first twelve hexadecimal digits of the SHA-256 of headscope's source and of the census's own."""
+    """The first twelve hexadecimal digits of the SHA-256 of headscope's source."""
     found = hashlib.sha256()
-    for folder in (ROOT / "headscope", Path(__file__).parent):
-        for path in sorted(folder.rglob("*.py")):
-            found.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    for path in sorted((ROOT / "headscope").rglob("*.py")):
+        found.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     return found.hexdigest()[:12]
 
 

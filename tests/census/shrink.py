@@ -28,7 +28,7 @@ _INNER = re.compile(
 )
 _HEAD_WIDTH = re.compile(r"(\w+_)?head_dim|d_kv|d_head|dim_head|(\w+_)?dim_head|attention_head_size|kv_channels")
 _WIDTH = re.compile(
-    r"(\w+_)?(hidden|embed|embedding|model|projection|proj|output|text|vision|query|latent|audio|classifier_proj"
+    r"(\w+_)?(hidden|embed|embedding|model|projection|proj|output|text|vision|latent|audio|classifier_proj"
     r"|word_embed_proj|pooler_output|feature|input|entity_emb|cross|backbone|visual_embedding|codebook|condition|encoder_hidden|vector_quantization_hidden)_?(size|dim|dimension|width)"
     r"|d_model|n_embd|dim|emb_dim|embedding_size|hidden_size|d_latents|(\w+_)?hidden_size(_\w+)?|lru_width|dim_model"
     r"|hidden_dim|project_dim|(\w+_)?embed_dims?|fpn_(hidden|feature)_size|mask_dim|(\w+_)?embeds_hidden_size"
@@ -92,7 +92,6 @@ RULES = (
     _rule(r"num_queries|num_query_tokens|num_latents|resampler_n_latents|(\w+_)?num_latents", _most(6)),
     _rule(r"num_conv_pos_embeddings", _most(16)),
     _rule(r"num_pos_feats", _fixed(WIDTH // 2)),
-    _rule(r"n_window", _most(5)),
     _rule(r"intra_bottleneck_size", _fixed(WIDTH)),
     _rule(r"upsample_groups", _fixed(WIDTH)),
     _rule(r"upsample_initial_channel", _fixed(WIDTH)),
@@ -114,7 +113,7 @@ class Shrinker:
         """The fields of a configuration (or of a part of it) in small."""
         if values.get("model_type") in WHOLE:
             return dict(values)
-        if values.get("model_type") in ("timm_backbone", "timm_wrapper"):
+        if values.get("model_type") in ("timm_backbone",):
             return dict(BACKBONE)
         kept = layers_kept(values)
         found: dict[str, Any] = {}
@@ -163,7 +162,7 @@ class Shrinker:
         total = layer_total(values)
         if total is not None and len(value) == total and name not in _STAGES:
             return [value[place] for place in kept]
-        if re.search(r"index(e?s|ices)|_idxs?$|_layers$", name) and all(type(item) is int for item in value) and total:
+        if re.search(r"ind(ices|exe?s)|_idxs?$|_layers$", name) and all(type(item) is int for item in value) and total:
             return sorted({item * len(kept) // (total + 1) if item >= 0 else item for item in value})
         if name == "vision_feature_layer":
             return [max(min(item, 1), -2) for item in value]
@@ -196,6 +195,11 @@ _STAGES: dict[str, Callable[[int], list[int]]] = {
     "embed_dim": lambda n: [STAGE_WIDTH * 2**stage for stage in range(n)],
     "backbone_feature_sizes": lambda n: [WIDTH] * n,
     "image_size": lambda n: [IMAGE] * n,
+    "embed_dim_per_stage": lambda n: [STAGE_WIDTH * 2**stage for stage in range(n)],
+    "backbone_channel_list": lambda n: [STAGE_WIDTH * 2**stage for stage in range(n)][::-1],
+    "num_attention_heads_per_stage": lambda n: [2 * 2**stage for stage in range(n)],
+    "blocks_per_stage": lambda n: [1] * (n - 1) + [2],
+    "window_size_per_stage": lambda n: [2] * n,
     "conv_dim": lambda n: [32, 32],
     "conv_stride": lambda n: [8, 5],
     "conv_kernel": lambda n: [10, 8],
@@ -214,8 +218,10 @@ def _agreed(found: Mapping[str, Any]) -> dict[str, Any]:
     """Sizes that follow from others: rotary width of latent attention, head width where it is left open."""
     if isinstance(found.get("depths"), list) and isinstance(found.get("embed_dim"), int):
         return {"hidden_size": found["embed_dim"] * 2 ** (len(found["depths"]) - 1)}
-    if found.get("kv_lora_rank") and "qk_rope_head_dim" in found:
+    if found.get("kv_lora_rank"):
         agreed: dict[str, Any] = {name: HEADS for name in found if _KV.fullmatch(name)}
+        if "qk_rope_head_dim" not in found:
+            return agreed
         agreed["head_dim"] = rotary = found["qk_rope_head_dim"]
         if "qk_head_dim" in found:
             agreed["qk_head_dim"] = found["qk_nope_head_dim"] + rotary
@@ -229,8 +235,10 @@ def _agreed(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _stage(name: str, value: int) -> int:
     """Models of stages halve the picture and double the width from one to the next."""
-    if re.fullmatch(r"embed_dim|embedding_size|hidden_size|num_filters", name):
+    if re.fullmatch(r"embed_dim|embedding_size|hidden_size", name):
         return STAGE_WIDTH
+    if name == "window_size":
+        return 2
     if name in ("image_size", "img_size"):
         return STAGE_IMAGE
     return ruled(name, value)
@@ -245,7 +253,7 @@ def ruled(name: str, value: int) -> int:
 
 def layer_total(values: Mapping[str, Any]) -> int | None:
     """The number of layers that a configuration's per-layer lists count; none where they come in stages."""
-    if any(isinstance(values.get(name), list) for name in ("depths", "num_heads", "hidden_sizes")):
+    if any(isinstance(values.get(name), list) for name in ("depths", "num_heads", "hidden_sizes", "blocks_per_stage")):
         return None
     names = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth", "decoder_layers")
     return next((values[name] for name in names if type(values.get(name)) is int), None)

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from tests.census.rows import ROOT, Row
+from .rows import ROOT, Row
 
-TOGETHER = 12
+TOGETHER = 30
 """Model types in one process: its start costs as much as several of them."""
 MEMORY = 10 * 2**30
 """Bytes of address space that one process may take."""
@@ -25,7 +25,7 @@ Judge = Callable[[str], Row]
 class Limits:
     """How long one model type may take, in seconds, and what a worker is started with."""
 
-    seconds: float = 150.0
+    seconds: float = 120.0
     command: tuple[str, ...] = (sys.executable, "-m", "tests.census", "--worker")
 
 
