@@ -245,6 +245,8 @@ def _remarks(site: Site) -> Iterable[str]:
         yield "one module for layers " + ", ".join(str(layer) for layer in sorted(_layers(site)))
     if site.mixes_heads:
         yield "heads are mixed in front of the output projection, so the context is gated instead"
+    elif site.on_context:
+        yield "no module projects its heads, so they are gated where the attention returns them"
     if site.coupled:
         yield "heads can be masked but not removed exactly"
     if site.window:
