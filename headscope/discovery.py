@@ -24,6 +24,7 @@ from headscope.families import kinds
 from headscope.heads import AttentionKind, Site, SiteId
 from headscope.inputs import probe_inputs
 from headscope.numbers import renumbered
+from headscope.portable import Silent
 from headscope.projecting import Projection
 from headscope.stacks import StackNames
 from headscope.taps import AttentionCall, FunctionTap, InterfaceTap, ModuleStack
@@ -154,7 +155,9 @@ def _unseen(model: nn.Module, probe: _Probe, known: list[str]) -> list[Unseen]:
     named = [
         (path, module)
         for path, module in model.named_modules()
-        if _ATTENTION.search(type(module).__name__) and sum(one.dim() > 1 for one in module.parameters()) > 1
+        if _ATTENTION.search(type(module).__name__)
+        and sum(one.dim() > 1 for one in module.parameters()) > 1
+        and not any(isinstance(part, Silent) for part in module.modules())  # its heads were removed
     ]
     found: list[Unseen] = []
     for path, module in named:
