@@ -140,6 +140,7 @@ def _are_gaps(value: object) -> bool:
         isinstance(one, dict)
         and isinstance(one.get("module"), str)
         and isinstance(one.get("name"), str)
+        and not one["name"].startswith("_")
         and _naturals([one.get("axis"), one.get("size")])
         and one["axis"] < 8
         and _are_runs(one.get("kept"), one["size"])
