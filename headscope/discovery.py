@@ -208,13 +208,14 @@ def _dissect(model: PreTrainedModel, probe: _Probe) -> tuple[list[tuple[Sighting
 
 
 def _run(model: PreTrainedModel, inputs: dict[str, Any]) -> _Probe:
-    probe = _Probe(model)
+    probe, modules = _Probe(model), list(model.modules())
     with contextlib.ExitStack() as stack:
-        modules = stack.enter_context(ModuleStack(model, probe.enter))
+        running = stack.enter_context(ModuleStack(model, probe.enter))
         interface = stack.enter_context(InterfaceTap(probe.attend))
-        stack.enter_context(FunctionTap(modules, interface, probe.attend, probe.multiply))
+        stack.enter_context(FunctionTap(running, interface, probe.attend, probe.multiply))
         model(**inputs)
-    return probe
+    swapped = [id(module) for module in modules] != [id(module) for module in model.modules()]
+    return _run(model, inputs) if swapped else probe  # some models change their attention for short inputs
 
 
 @contextlib.contextmanager
