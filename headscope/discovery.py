@@ -207,7 +207,7 @@ def _dissect(model: PreTrainedModel, probe: _Probe) -> tuple[list[tuple[Sighting
     return found, problems
 
 
-def _run(model: PreTrainedModel, inputs: dict[str, Any]) -> _Probe:
+def _run(model: PreTrainedModel, inputs: dict[str, Any], *, again: bool = True) -> _Probe:
     probe, modules = _Probe(model), list(model.modules())
     with contextlib.ExitStack() as stack:
         running = stack.enter_context(ModuleStack(model, probe.enter))
@@ -215,7 +215,7 @@ def _run(model: PreTrainedModel, inputs: dict[str, Any]) -> _Probe:
         stack.enter_context(FunctionTap(running, interface, probe.attend, probe.multiply))
         model(**inputs)
     swapped = [id(module) for module in modules] != [id(module) for module in model.modules()]
-    return _run(model, inputs) if swapped else probe  # some models change their attention for short inputs
+    return _run(model, inputs, again=False) if swapped and again else probe  # attention changed for short inputs
 
 
 @contextlib.contextmanager
