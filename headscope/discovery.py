@@ -29,7 +29,7 @@ from headscope.projecting import Projection
 from headscope.stacks import StackNames
 from headscope.taps import AttentionCall, FunctionTap, InterfaceTap, ModuleStack
 
-_ATTENTION = re.compile(r"Attention(?!.*(Mask|Output|Norm|Pooler))|SelfAttn|MultiHead")
+_ATTENTION = re.compile(r"(Attention|Attn)(?!.*(Mask|Output|Norm|Pooler))|MultiHead")
 _SHOWS_NONE, _NOT_REACHED = "it ran, but no softmax attention was seen in it", "made-up inputs do not reach it"
 _LINEAR = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d)
 
