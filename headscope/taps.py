@@ -211,15 +211,15 @@ class FunctionTap(TorchFunctionMode):
         asks = F.has_torch_function
 
         def answer(tensors: Any) -> bool:
-            F.has_torch_function = asks
+            F.has_torch_function = asks  # type: ignore[assignment]
             return False
 
-        F.has_torch_function = answer
+        F.has_torch_function = answer  # type: ignore[assignment]
         try:
             with self:
                 return F.multi_head_attention_forward(*args, **kwargs)
         finally:
-            F.has_torch_function = asks
+            F.has_torch_function = asks  # type: ignore[assignment]
 
     def _show_product(self, output: Any, values: list[Any]) -> None:
         tensors = list(_tensors(values))
