@@ -86,8 +86,8 @@ def vision(model_type: str, model_class: str, **config: Any) -> Recipe:
 
 
 def towers(model_type: str, text_stack: str, text: dict[str, Any], **config: Any) -> Recipe:
-    """A text tower of 2 layers with 5 heads of 6 beside an image tower of 3 layers with 4 heads of 7, which SigLIP pools
-    by a fourth attention.
+    """A text tower of 2 layers with 5 heads of 6 beside an image tower of 3 layers with 4 heads of 7, which attention
+    pools in SigLIP.
     """
     image = IMAGE | {"hidden_size": 28, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 41}
     parts = {
