@@ -25,6 +25,18 @@ def safe_text(text: str) -> str:
     return "".join(char if char.isprintable() else _python_escape(char) for char in text)
 
 
+def safe_line(text: str, longest: int = 500) -> str:
+    """The text as one line for a terminal, where a value of any length may stand in it: its middle is cut out then.
+
+    Both ends stay, since what is wrong is said behind the value that is wrong.
+    """
+    line = safe_text(text)
+    if len(line) <= longest:
+        return line
+    tail = longest // 3
+    return f"{line[: longest - tail]} [...] {line[-tail:]}"
+
+
 def safe_cell(text: str) -> str:
     r"""The text for a CSV or TSV cell: a JSON string where it could do harm, bare otherwise; nothing is lost.
 
