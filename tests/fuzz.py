@@ -23,7 +23,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 import torch
-from fuzz_kinds import KINDS, Bench, Kind
+from fuzz_bench import Bench
+from fuzz_kinds import KINDS, Kind
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from headscope.errors import HeadscopeError

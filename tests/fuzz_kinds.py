@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import struct
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from checkpoints import bert, llama, sharded, t5
-from fuzz_strategies import STRINGS, cells, damaged, json_files, lines, safetensors_files
+from fuzz_bench import Bench, command
+from fuzz_strategies import STRINGS, cells, damaged, header, json_files, lines, safetensors_files
 from hypothesis import strategies as st
-from tiny_tokenizers import SIZE, tokenizer
-from transformers import GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
-from transformers.utils import logging
 
-from headscope.cli import _run
 from headscope.conllu import read_treebank
 from headscope.data import DataOptions, load_examples
 from headscope.headers import check_config, check_sizes, read_config, read_headers
-from headscope.models import LoadOptions, load
 from headscope.outline import outline
-from headscope.plan import Plan, SiteHeads, read_plan
+from headscope.plan import read_plan
 from headscope.score_files import read_scores
-from headscope.study import Study, StudyOptions
 
 ROWS = [
     {"text": "w1 w2", "label": 0}, {"text": "w3", "label": "LABEL_1"}, {"text": "w4 w5 w6", "label": None},
@@ -52,111 +39,6 @@ WORDS = [
 ]  # fmt: skip
 
 
-@dataclass
-class Bench:
-    """Valid models and files that inputs are made from and put into, in one folder."""
-
-    folder: Path
-    models: dict[str, Path] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        torch.manual_seed(0)
-        logging.disable_progress_bar()
-        logging.set_verbosity_error()
-        sizes = {"n_embd": 12, "n_head": 3, "n_layer": 2, "n_positions": 16, "vocab_size": 40}
-        patches = {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 1, "intermediate_size": 8}
-        self.models = {
-            "bert": bert(self.folder / "bert", vocab_size=SIZE),
-            "llama": llama(self.folder / "llama"),
-            "t5": t5(self.folder / "t5"),
-            "gpt2": self._saved(GPT2LMHeadModel(GPT2Config(**sizes)), "gpt2"),
-            "vit": self._saved(ViTForImageClassification(ViTConfig(**patches, image_size=4, patch_size=2)), "vit"),
-        }
-        tokenizer("bert").save_pretrained(self.models["bert"])
-        sharded(self.folder / "shards")
-
-    def _saved(self, model: Any, name: str) -> Path:
-        model.save_pretrained(self.folder / name)
-        return self.folder / name
-
-    @property
-    def index(self) -> Path:
-        """The index of a checkpoint in shards."""
-        return self.folder / "shards" / "model.safetensors.index.json"
-
-    @cached_property
-    def study(self) -> Study:
-        """The tiny BERT, loaded once."""
-        return Study(load(str(self.models["bert"]), LoadOptions()), None, StudyOptions())
-
-    @cached_property
-    def sites(self) -> tuple[SiteHeads, ...]:
-        """Its heads."""
-        return tuple(SiteHeads.of(site) for site in self.study.sites)
-
-    @cached_property
-    def configs(self) -> list[dict[str, Any]]:
-        """The configurations of all models."""
-        return [json.loads((folder / "config.json").read_text()) for folder in self.models.values()]
-
-    @cached_property
-    def plans(self) -> list[dict[str, Any]]:
-        """Plans for the tiny BERT in the forms that are read."""
-        heads = [head for site in self.study.sites for head in site.heads]
-        plan = Plan(self.sites, tuple(heads[:2]), scores={head: 0.5 for head in heads}).as_dict()
-        row = {
-            "site": "encoder.self.0",
-            "heads_before": 5,
-            "heads_after": 4,
-            "kv_before": 5,
-            "kv_after": 4,
-            "removed": "1",
-        }
-        return [plan, {"plan": plan}, {"rows": [row]}, {"removed": ["encoder.self.0.1"]}]
-
-    def put(self, name: str, content: bytes) -> Path:
-        """A file in the folder."""
-        path = self.folder / name
-        path.write_bytes(content)
-        return path
-
-    @contextlib.contextmanager
-    def instead(self, path: Path, content: bytes) -> Iterator[None]:
-        """A file of a model with other content while the block runs."""
-        before = path.read_bytes()
-        path.write_bytes(content)
-        try:
-            yield
-        finally:
-            path.write_bytes(before)
-
-
-def header(file: Path) -> dict[str, Any]:
-    """The header of a safetensors file."""
-    data = file.read_bytes()
-    return json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
-
-
-def command(*words: object) -> None:
-    """Run the command line in this process: it ends with a code of its own and says nothing that a terminal obeys."""
-    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace") for _ in range(2)]
-    before = sys.argv
-    sys.argv = ["headscope", *map(str, words)]
-    try:
-        with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
-            code = _run()
-            for stream in streams:
-                stream.flush()
-    finally:
-        sys.argv = before
-    out, err = (stream.buffer.getvalue() for stream in streams)  # type: ignore[attr-defined]
-    assert code in (0, 1, 2, 3), (code, err)
-    assert b"\x1b" not in out + err and b"Traceback" not in err, err
-    if code:
-        assert err.startswith(b"error: ") or b"\nerror: " in err, (code, err)
-        assert all(len(line) < 5000 for line in err.splitlines()), err
-
-
 @dataclass(frozen=True)
 class Kind:
     """One kind of file: how inputs are made and what reads them; `share` of 100 inputs are of it."""
@@ -169,7 +51,7 @@ class Kind:
 
 def _headers(bench: Bench, content: bytes) -> None:
     config = bench.configs[0]
-    with bench.instead(bench.models["bert"] / "model.safetensors", content):
+    with bench.instead(bench.weights, content):
         tensors = read_headers(bench.models["bert"])
         check_sizes(config, tensors)
         outline(config, tensors)
@@ -275,11 +157,7 @@ def _score_files(bench: Bench) -> st.SearchStrategy[Any]:
 
 
 def _treebank(bench: Bench, content: bytes) -> None:
-    read_treebank(str(bench.put("tree.conllu", content)))
-
-
-def _arguments(bench: Bench, words: list[str]) -> None:
-    command(*words)
+    read_treebank(str(bench.put("tree", content)))
 
 
 def _words(bench: Bench) -> st.SearchStrategy[Any]:
@@ -295,7 +173,7 @@ def _words(bench: Bench) -> st.SearchStrategy[Any]:
 
 
 KINDS = (
-    Kind("headers", 18, lambda bench: safetensors_files(header(bench.models["bert"] / "model.safetensors")), _headers),
+    Kind("headers", 18, lambda bench: safetensors_files(header(bench.weights.read_bytes())), _headers),
     Kind("index", 12, lambda bench: json_files([json.loads(bench.index.read_text())]), _index),
     Kind("config", 12, lambda bench: json_files(bench.configs), _config),
     Kind("load", 6, _configs, _load),
@@ -305,6 +183,11 @@ KINDS = (
     Kind("packed", 4, _packed, _data),
     Kind("plan", 9, _plans, _plan),
     Kind("scores", 4, _score_files, _scores),
-    Kind("treebank", 2, lambda bench: damaged(TREE.encode()), _treebank),
-    Kind("arguments", 2, _words, _arguments),
+    Kind(
+        "treebank",
+        2,
+        lambda bench: damaged(TREE.encode()),
+        _treebank,
+    ),
+    Kind("arguments", 2, _words, lambda bench, words: command(*words)),
 )

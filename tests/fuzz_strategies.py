@@ -123,6 +123,11 @@ def safetensors_files(draw: st.DrawFn, header: dict[str, Any]) -> bytes:
     return struct.pack("<Q", length % 2**64) + text + bytes(behind)
 
 
+def header(content: bytes) -> dict[str, Any]:
+    """The header of the bytes of a safetensors file."""
+    return json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])
+
+
 @st.composite
 def lines(draw: st.DrawFn, rows: Sequence[Any]) -> bytes:
     """JSON lines: one of the rows changed, some of the text damaged."""

@@ -7,11 +7,14 @@ blanks other than the plain space, unassigned code points and lone surrogates: a
 from __future__ import annotations
 
 import json
+import re
 
 from headscope.tables import Cell, empty
 
 _FORMULA = tuple('=+-@\t\r"＝＋－＠')
 """Beginnings that spreadsheets take for a formula (the full-width ones too), and the quote that marks JSON."""
+_LATER = re.compile(r"[;,|]\s*['\"]*[=+\-@＝＋－＠]")
+"""A formula behind what may part cells: a spreadsheet of another country splits at semicolons, unless quotes forbid."""
 
 
 def safe_text(text: str) -> str:
@@ -45,7 +48,7 @@ def safe_cell(text: str) -> str:
     >>> safe_cell("=1+1"), safe_cell("encoder.self.3.7")
     ('"=1+1"', 'encoder.self.3.7')
     """
-    if text.isprintable() and not text.startswith(_FORMULA):
+    if text.isprintable() and not text.startswith(_FORMULA) and not _LATER.search(text):
         return text
     return safe_json(json.dumps(text, ensure_ascii=False))
 
