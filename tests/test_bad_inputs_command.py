@@ -13,11 +13,6 @@ CASES, case = collector()
 TOKEN = "hf_secretsecretsecret"
 
 
-@pytest.mark.parametrize("kind", names(CASES))
-def test_bad_input(kind, room):
-    CASES[kind](room)
-
-
 @case("B006")
 def shares_that_are_none(room):
     """Anything but 0 <= R < 1 is refused before a model is opened; 100 and 1 ask what was meant."""
@@ -179,3 +174,8 @@ def _in_this_process():
     from headscope import reload
 
     return lambda arguments, scratch: reload.main(*arguments)
+
+
+@pytest.mark.parametrize("kind", names(CASES))
+def test_bad_input(kind, room):
+    CASES[kind](room)

@@ -12,11 +12,6 @@ CASES, case = collector()
 EVIL = "\x1b]0;t\x07\x1b[2J\r\x08\u202e[/red]</script>=1+1"
 
 
-@pytest.mark.parametrize("kind", names(CASES))
-def test_bad_input(kind, room):
-    CASES[kind](room)
-
-
 @case("B069")
 def parquet_that_cannot_be_used(room):
     """Cut short, with lists or structs for a text: one line each."""
@@ -127,3 +122,8 @@ def numbers_that_json_cannot_say(room):
     assert all(row["importance_se"] is None for row in report["rows"])
     assert report["empty"] == {"importance_se": "not measured, or not defined there"}
     assert json.loads(ran.out) == report
+
+
+@pytest.mark.parametrize("kind", names(CASES))
+def test_bad_input(kind, room):
+    CASES[kind](room)

@@ -16,12 +16,6 @@ CASES, case = collector()
 OUTPUT = "bert.encoder.layer.0.attention.output.dense.weight"
 
 
-@pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize("kind", names(CASES))
-def test_bad_input(kind, room):
-    CASES[kind](room)
-
-
 @case("B041")
 def quantised_weights(room):
     """`inspect` works or says why not; `prune` never cuts packed weights."""
@@ -128,3 +122,9 @@ def a_layer_without_importance(room):
     assert ran.code == 0 and "note: importance is 0 for every head of encoder.self.0, and" in ran.err
     assert [row[1:] for row in ran.rows[1:6]] == [["0.0", "0.0"]] * 5
     assert all(float(row[2]) > 0 for row in ran.rows[6:])
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("kind", names(CASES))
+def test_bad_input(kind, room):
+    CASES[kind](room)
