@@ -81,15 +81,9 @@ class Bench:
         """Plans for the tiny BERT in the forms that are read."""
         heads = [head for site in self.study.sites for head in site.heads]
         plan = Plan(self.sites, tuple(heads[:2]), scores={head: 0.5 for head in heads}).as_dict()
-        row = {
-            "site": "encoder.self.0",
-            "heads_before": 5,
-            "heads_after": 4,
-            "kv_before": 5,
-            "kv_after": 4,
-            "removed": "1",
-        }
-        return [plan, {"plan": plan}, {"rows": [row]}, {"removed": ["encoder.self.0.1"]}]
+        counts = {"heads_before": 5, "heads_after": 4, "kv_before": 5, "kv_after": 4}
+        rows = [{"site": f"encoder.self.{layer}", **counts, "removed": str(layer)} for layer in range(2)]
+        return [plan, {"plan": plan}, {"rows": rows}, {"removed": ["encoder.self.0.1"]}]
 
     def put(self, name: str, content: bytes) -> Path:
         """A file in the folder."""
