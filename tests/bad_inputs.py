@@ -82,7 +82,6 @@ COVERED = {
     "B104": "test_layouts.py::test_portable_survives_two_round_trips_and_fails_loudly_without_its_code",
     "B106": "test_folder_writing.py::test_modes_follow_the_umask",
     "B116": "test_objective.py::test_memory_that_runs_out_halves_the_batch",
-    "B118": "test_similarity.py::test_a_dry_run_compares_nothing",
     "B121": "test_reports.py::test_no_csv_cell_is_a_formula",
     "B122": "test_reports.py::test_csv_bytes",
     "B125": "test_reports.py::test_html_gives_the_rows_back_and_runs_nothing",
@@ -94,7 +93,8 @@ COVERED = {
 
 WAITING = dict.fromkeys(
     ("B107", "B109", "B110", "B112", "B113", "B115", "B119"), "many processes and resuming are not built yet"
-)
+) | {"B118": "the peak that --dry-run states for 5,120 heads is held against no measured one yet"}
+"""Kinds that are tried nowhere, and why."""
 
 
 @dataclass(frozen=True)
