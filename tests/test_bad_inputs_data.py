@@ -84,7 +84,7 @@ def labels_of_another_task(room):
 def text_that_a_terminal_would_obey(room):
     """As label, column, file name, token and option: it reaches neither stream as it is, in no format."""
     model = room.models("classifier")
-    bad_label = room.data({"text": "w1", "label": EVIL})
+    bad_label = room.data({"text": "w1", "label": EVIL}, name="label.jsonl")
     bad_column = room.data({EVIL: "w1", "label": 0, "b": 1}, name="column.jsonl")
     bad_name = room.data({"text": "w1", "label": 7}, name="x\x1b[2J\n=1+1.jsonl")
     good = room.labelled()

@@ -127,7 +127,8 @@ def prune(
     if push_to_hub is not None and done.folder is not None:
         from headscope.upload import upload
 
-        talk.say(f"pushed to {upload(done.folder, push_to_hub, force=shared['force'])}")
+        address = upload(done.folder, push_to_hub, force=shared["force"])
+        talk.say(f"pushed to {address}")
 
 
 def _consider(given: Settings) -> None:
