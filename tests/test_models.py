@@ -274,6 +274,9 @@ def test_tokenizer_faults_are_named(tmp_path):
         loaded.tokenizer()
 
 
+NO_UNKNOWN = {"type": "WordLevel", "vocab": {"w1": 5, "w2": 6}, "unk_token": "?"}
+
+
 @pytest.mark.parametrize(
     ("file", "change", "words"),
     [
@@ -281,7 +284,7 @@ def test_tokenizer_faults_are_named(tmp_path):
         ("tokenizer.json", {"model": {"type": "Nothing"}}, "tokenizer cannot be loaded"),
         ("tokenizer_config.json", {"tokenizer_class": "BertModel"}, "tokenizer is none but a BertModel"),
         ("tokenizer_config.json", {"model_max_length": "long"}, "tokenizer fails on a text: "),
-        ("tokenizer.json", {"model": {"type": "WordLevel", "vocab": {"w1": 5}, "unk_token": "?"}}, "fails on a text"),
+        ("tokenizer.json", {"model": NO_UNKNOWN}, "fails on a text"),
     ],
 )  # fmt: skip
 def test_broken_tokenizers_are_told(run, tmp_path, file, change, words):
