@@ -124,9 +124,10 @@ def _snapshot(name: str, revision: str | None, *, allow_pickle: bool, code: bool
             f"no model {name} on the Hub, and no such folder here", hint="for a private one run `hf auth login`"
         ) from None
     except LocalEntryNotFoundError:
-        what = name if revision is None else f"{name} at revision {revision}"
+        wanted = "" if revision is None else f" for revision {revision}"
         raise ModelError(
-            f"{what} is no folder here, and the Hub cannot be reached", hint="give a local folder, or go online"
+            f"{name} is no folder here, and the Hub cannot be reached{wanted}",
+            hint="give a local folder, or go online",
         ) from None
     except (HfHubHTTPError, HTTPError, OSError, ValueError) as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]

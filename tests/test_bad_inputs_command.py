@@ -94,7 +94,7 @@ def a_revision_that_is_not_there(room):
     assert refused(room.run("inspect", "owner/model", "--revision", "v9"), 1, "owner/model has no revision 'v9'")
     room.monkeypatch.undo()
     ran = room.run("inspect", "no-such-owner/model", "--revision", "v9")
-    assert refused(ran, 1, "no-such-owner/model at revision v9", "the Hub cannot be reached")
+    assert refused(ran, 1, "no-such-owner/model is no folder here, and the Hub cannot be reached for revision v9")
     ran = room.run("inspect", room.models("classifier"), "--revision", "v9", "--by", "layer")
     assert ran.code == 0 and "note: --revision v9 is for the Hub" in ran.err
 
