@@ -20,9 +20,9 @@ from headscope.discovery import find_sites
 from headscope.examples import held_out
 from headscope.inputs import probe_inputs
 from headscope.manifest import read_manifest
+from headscope.mending import Mender
 from headscope.models import LoadOptions, load
 from headscope.plan import SiteHeads, read_plan
-from headscope.repair import Mender
 from headscope.request import Request
 from headscope.selection import select
 from headscope.study import Study, StudyOptions

@@ -14,8 +14,8 @@ from headscope.criteria import candidates
 from headscope.data import DataOptions, load_examples
 from headscope.errors import InvalidPlan, ThresholdError, UsageError
 from headscope.examples import held_out
+from headscope.mending import Mender, divergence
 from headscope.models import LoadOptions, load
-from headscope.repair import Mender, divergence
 from headscope.request import Request
 from headscope.selection import LOOK_AHEAD, most, select
 from headscope.study import Study, StudyOptions
