@@ -16,7 +16,7 @@ from headscope.objective import Objective
 from headscope.original import Original
 from headscope.output_weights import Patch
 from headscope.plan import Plan
-from headscope.repair import Repair, applied, fit, refitted, without
+from headscope.repair import SPLIT, Repair, applied, fit, refitted, without
 from headscope.study import Study, batches
 
 
