@@ -50,6 +50,15 @@ def load_examples(data: str, loaded: LoadedModel, options: DataOptions) -> Examp
     items, skipped, bad = _encode(rows, loaded, encoder, options)
     if not items:
         raise DataError(f"no labelled token in {rows.name}" if skipped else f"no examples in {rows.name}")
+    if (
+        loaded.assumed
+        and items[0].labelled
+        and all(float(target).is_integer() for item in items for target in item.targets)
+    ):
+        raise DataError(
+            f"{rows.name}: this model gives one number, and the labels are whole numbers, as those of classes are",
+            hint="if they are numbers to be predicted, pass --task regression",
+        )
     notes = list(rows.notes)
     if options.limit not in (None, DataOptions.limit) and len(items) < options.limit:
         notes.append(f"--limit {options.limit} is more than there are: all {len(items)} examples are used")

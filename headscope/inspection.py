@@ -120,7 +120,16 @@ def notes(study: Study, scores: Scores) -> tuple[str, ...]:
     """What a reader of the report should know."""
     found = [*study.loaded.notes, *(study.examples.notes if study.examples else ()), *scores.notes]
     found += [f"not analysed: {problem}" for problem in study.discovery.problems]
+    silent = [site for site, values in scores.values.get("importance", {}).items() if not values.any()]
+    if silent:
+        found.append(f"importance is 0 for every head of {listed(silent)}, and importance_layer_norm is set to 0 there")
     return tuple(found)
+
+
+def listed(things: Sequence[object], most: int = 3) -> str:
+    """The first few of many, by name, and how many more there are."""
+    more = f" and {len(things) - most} more" if len(things) > most else ""
+    return ", ".join(map(str, things[:most])) + more
 
 
 def _flags(site: Site, dead: bool) -> Iterable[str]:

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from headscope import verify
 from headscope.alignment import Family
 from headscope.discovery import find_sites
-from headscope.errors import InvalidPlan, UnsupportedModel, UsageError
+from headscope.errors import InvalidPlan, ModelError, UnsupportedModel, UsageError
 from headscope.examples import collate
 from headscope.folder_writing import check_target
 from headscope.forms import choose_form
@@ -30,7 +30,7 @@ from headscope.plan import Plan, SiteHeads
 from headscope.prepared import prepare
 from headscope.pruned import Pruned, cost
 from headscope.publish import Basis, Publication, pad_token, publish
-from headscope.reasons import RAISED, first_line
+from headscope.reasons import PACKED, RAISED, first_line
 from headscope.repair import Repair, applied, write
 from headscope.request import Request
 from headscope.selection import Selection, select
@@ -88,6 +88,10 @@ class _Pruning:
     def __init__(self, model: str, data: str | None, options: PruneOptions) -> None:
         self.options, self.name = options, model
         self.loaded = load(model, options.study.load)
+        if getattr(self.loaded.model.config, "quantization_config", None) is not None:
+            raise ModelError(
+                f"{model}: its weights are quantised, and slices of packed weights mean nothing", hint=PACKED
+            )
         self.pad = pad_token(self.loaded.model.config)
         prepared = prepare(self.loaded, data, options.study, eval_data=options.eval_data, compensate=options.compensate)
         self.study, self.judging, self.mender = prepared.study, prepared.judging, prepared.mender

@@ -12,14 +12,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "headscope"
 FLOORS = [
-    "portable reload least_squares downdates",
-    "errors columns shapes heads provenance losses examples rows inputs ownership taps alignment",
-    "metrics places registry devices tables cost naming jsonfiles unpack geometry stacks capture vocabulary tiles "
-    "memory sampling subsets curve_columns outcomes",
+    "portable reload least_squares downdates interrupt foreign",
+    "errors columns shapes heads provenance losses examples rows inputs positions ownership taps alignment",
+    "metrics places registry devices upload tables cost naming jsonfiles unpack geometry stacks capture vocabulary "
+    "tiles memory sampling subsets curve_columns outcomes",
     "tasks families greedy",
     "tasks/* families/* fields formats headers matrices objective anatomy patterns conllu criteria plan_values numbers",
-    "location discovery outline clusters cells folders leftovers manifest companions card hub_data scores pairs "
-    "output_weights",
+    "location discovery spare_tensors outline clusters cells folders leftovers manifest companions card hub_data "
+    "scores pairs output_weights",
     "weights widening settings_read boundary silence folder_writing scores/* sources reasons texts plan_files measures",
     "models sums reading gated replay plan score_files layouts moments row_store circuits streams",
     "ablated data reports words counts units recipe measures/* pair_sums resuming",

@@ -84,13 +84,15 @@ def test_json_gives_everything_back_strictly():
 
     table = report()
     found = json.loads(json_format.render(table), parse_constant=refuse)
-    assert list(found) == ["schema_version", "report", "provenance", "notes", "columns", "rows"]
+    assert list(found) == ["schema_version", "report", "provenance", "notes", "columns", "empty", "rows"]
     assert found["schema_version"] == 1
     assert found["report"] == "inspect"
     assert found["provenance"]["revision"] == "abc"
     assert found["notes"] == list(table.notes)
     assert found["columns"]["importance"] == {"unit": "nats", "meaning": "a < b & c"}
     assert found["rows"] == expected_rows(table)
+    nulls = {name for row in found["rows"] for name, value in row.items() if value is None}
+    assert found["empty"].keys() == nulls and all(found["empty"].values())
 
 
 def test_jsonl_gives_the_rows_back():

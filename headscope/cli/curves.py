@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from headscope.curves import Curve
     from headscope.pruning import PruneOptions
 
-_OF_A_CHECKPOINT = {"rounds": "1", "max_shard_size": "5GB", "keep_extra": False, "layout": ("auto", "masked")}
+_OF_A_CHECKPOINT = {
+    "rounds": "1",
+    "max_shard_size": "5GB",
+    "keep_extra": False,
+    "push_to_hub": None,
+    "layout": ("auto", "masked"),
+}
 """Options that say how one checkpoint is made, with the values that a curve goes with."""
 
 

@@ -86,7 +86,12 @@ def prune(
     max_shard_size: Annotated[
         str, typer.Option("--max-shard-size", metavar="5GB", help="Largest file of weights.")
     ] = "5GB",
-    keep_extra: Annotated[bool, typer.Option("--keep-extra", help="Copy every other file too.")] = False,
+    keep_extra: Annotated[
+        bool, typer.Option("--keep-extra", help="Copy every other file too, and tensors that the model does not use.")
+    ] = False,
+    push_to_hub: Annotated[
+        str | None, typer.Option("--push-to-hub", metavar="ID", help="Then upload the checkpoint to this repository.")
+    ] = None,
     curve: Annotated[
         Path | None,
         typer.Option("--curve", metavar="FILE", help="Write the whole trade-off, 0 to 90 %, and no checkpoint."),
@@ -119,6 +124,10 @@ def prune(
         done = run(model, data, output, options, progress)
     talk.summary(summary(done))
     given.report(prune_table(done), talk, draw=False)
+    if push_to_hub is not None and done.folder is not None:
+        from headscope.upload import upload
+
+        talk.say(f"pushed to {upload(done.folder, push_to_hub, force=shared['force'])}")
 
 
 def _consider(given: Settings) -> None:
@@ -131,6 +140,10 @@ def _consider(given: Settings) -> None:
         raise UsageError("--plot draws a curve, and none is asked for", hint="give --curve FILE")
     if raw["folder"] is None and raw["curve"] is None and not given.dry_run:
         raise UsageError("prune writes a checkpoint", hint="give -o DIR, or --dry-run to see the plan")
+    if raw["push_to_hub"] is not None:
+        from headscope.upload import check_repository
+
+        check_repository(raw["push_to_hub"])
     if raw["compensate"] and given.data is None:
         raise UsageError("--compensate fits to data, and there is none", hint="give --data FILE")
     if raw["eval_data"] is not None and given.data is None:
@@ -151,7 +164,7 @@ def _options(given: Settings) -> PruneOptions:
 
     raw = given.raw
     request = Request(
-        ratio=opt.real("--ratio", raw["ratio"]),
+        ratio=opt.real("--ratio", raw["ratio"], wanted="a share 0 <= R < 1 of the heads"),
         heads=raw["heads"],
         plan=raw["plan"],
         keep_metric=opt.real("--keep-metric", raw["keep_metric"]),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _ROLES = ("text", "pair", "label", "target", "image", "audio", "context", "answer")
 DRAWN = ("importance", "sensitivity", "effect", "ablation")
 """Columns that a picture may show, the first that a report has."""
+_ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
@@ -178,13 +179,15 @@ def settings(raw: dict[str, Any]) -> Settings:
         UsageError: one cannot be meant that way.
     """
     opt.one_of("--dtype", raw["dtype"], _DTYPES)
+    if "/" not in raw["attn_implementation"]:  # a kernel of the Hub, which takes consent
+        opt.one_of("--attn-implementation", raw["attn_implementation"], _ATTENTION)
     opt.one_of("--format", raw["format"], ("auto", *FORMATS))
     opt.one_of("--on-long", raw["on_long"], opt.ON_LONG)
     tasks = ["auto", *registry.names("tasks")]
     if raw["task"] not in tasks:
         raise UsageError(f"--task {raw['task']}: no such task", hint=nearest(raw["task"], tasks))
-    if raw["seed"] < 0:
-        raise UsageError(f"--seed {raw['seed']}: expected 0 or more")
+    if not 0 <= raw["seed"] < 2**63:
+        raise UsageError(f"--seed {raw['seed']}: expected 0 or more, below 2^63")
     if opt.listed(raw["columns"]) == []:
         raise UsageError("--columns names none")
     columns = {role: raw[f"{role}_column"] for role in _ROLES if raw[f"{role}_column"] is not None}
