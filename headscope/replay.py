@@ -240,10 +240,10 @@ def _routes(model: nn.Module, sites: Sequence[Site], calls: Sequence[_Call]) -> 
     once = [same[0] for same in by_path.values() if len(same) == 1]
     found: dict[SiteId, Route] = {}
     for site in sites:
-        taps = by_path.get(site.module if site.mixes_heads else site.output, [])
+        taps = by_path.get(site.module if site.on_context else site.output, [])
         if len(taps) != 1:
             continue
-        carrier = None if site.mixes_heads else _carrier(taps[0], by_path)
+        carrier = None if site.on_context else _carrier(taps[0], by_path)
         top = carrier or taps[0]
         open_calls = {id(call) for call in top.around()}
         before = [
