@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from headscope.geometry import Geometry, attention_kind, context_numbers, geometry, head_numbers
+from headscope.geometry import Geometry, attention_kind, geometries, head_axes, head_numbers
 from headscope.heads import AttentionKind, ParameterSlice, Role, Site, SiteId
 from headscope.inputs import BATCH
-from headscope.ownership import Touch, depends, fed_by, touched_by_each, touches
+from headscope.moving import moved, relative
+from headscope.ownership import Touch, group_owner, owned_axis, touched_by_each, touches
+from headscope.projecting import Feeding, Projection, feed
 from headscope.taps import AttentionCall
 
 _INPUTS = (Role.QUERY, Role.KEY, Role.VALUE)
@@ -39,28 +41,39 @@ def dissect(
     path: str,
     call: AttentionCall,
     leaf: Tensor,
-    later: list[tuple[nn.Module, Tensor]],
+    later: list[Projection],
     *,
+    alone: bool,
     known: dict[Any, Anatomy],
 ) -> Anatomy | str:
     """The anatomy of a call whose context was replaced by `leaf`, or in words why it cannot be told.
 
-    `later` are the linear calls that followed. Modules of one class, with equal settings and shapes, share a probe
-    (`known`).
+    `later` are the products that followed; the output projection is the first that depends on the context. `alone`:
+    the module was given one sequence. Modules of one class, with equal settings and shapes, share a probe (`known`).
     """
-    output = next(((module, tensor) for module, tensor in later if depends(tensor, leaf)), None)
+    output = next((one for one in later if one.reads(leaf)), None)
     if output is None:
         return "no output projection follows it"
-    shape = geometry(call, output[1])
-    if isinstance(shape, str):
-        return shape
+    shapes = geometries(call, output.input.shape[output.channel_axis])
+    if isinstance(shapes, str):
+        return shapes
     paths = {id(module): name for name, module in reversed(list(model.named_modules()))}
-    kind = attention_kind(call, shape, path)
+    shape, feeding = _fitting(shapes, leaf, output)
+    kind = attention_kind(call, shape, path, alone=alone)
     reader = _Reader(model, path, call, shape, paths)
-    signature = (*reader.signature(), shape, kind, _relative(paths[id(output[0])], path))
+    signature = (*reader.signature(), shape, kind, relative(paths[id(output.module)], path), output.name)
     if signature not in known:
-        known[signature] = Anatomy(reader.read(leaf, *output, kind=kind))
-    return _moved(known[signature], path, paths[id(output[0])])
+        known[signature] = Anatomy(reader.read(output, feeding, kind=kind))
+    return Anatomy(moved(known[signature].template, path, paths[id(output.module)]))
+
+
+def _fitting(shapes: list[Geometry], leaf: Tensor, output: Projection) -> tuple[Geometry, Feeding]:
+    """The geometry in which each channel of the output projection comes from one head; else the likeliest."""
+    for shape in shapes:
+        feeding = feed(output, leaf, shape)
+        if not feeding.mixed:
+            return shape, feeding
+    return shapes[0], feed(output, leaf, shapes[0])
 
 
 class _Reader:
@@ -83,45 +96,47 @@ class _Reader:
             for name, value in vars(self.call.module).items()
             if isinstance(value, (bool, int, float, str)) and name not in ("layer_idx", "layer_id", "training")
         )
-        shapes = [(_relative(module, self.path), name, tuple(p.shape)) for module, name, p in self.parameters]
+        shapes = [(relative(module, self.path), name, tuple(p.shape)) for module, name, p in self.parameters]
         return (type(self.call.module), tuple(settings), tuple(shapes), self.call.on_interface)
 
-    def read(self, leaf: Tensor, output: nn.Module, projected: Tensor, *, kind: AttentionKind) -> Site:
+    def read(self, output: Projection, feeding: Feeding, *, kind: AttentionKind) -> Site:
         """The site, without a label."""
-        shape = self.shape
-        numbers = context_numbers(self.call, shape.n_heads)
-        axis = 1 if isinstance(output, (nn.Conv1d, nn.Conv2d)) else projected.dim() - 1
-        fed = fed_by(projected, leaf, numbers, shape.n_heads, axis=axis)
-        channels = fed.owners()
+        shape, context, projected = self.shape, self.call.context, output.input
+        numbers = head_numbers(context, shape.n_heads, shape.head_axis)
         self._inputs()
-        self._late(self.call.context, numbers.expand(self.call.context.shape), Role.EXTRA)
-        by_channel = torch.tensor(channels, device=projected.device).clamp_min(0)
-        by_channel = by_channel.view([-1 if dim == axis else 1 for dim in range(projected.dim())])
-        self._late(projected, by_channel, Role.GATE)
+        self._late(context, numbers.expand(context.shape), Role.EXTRA)
+        on_context = feeding.mixed or output.product is not None
+        if output.product is None:
+            by_channel = torch.tensor(feeding.owners, device=projected.device).clamp_min(0)
+            axis = output.channel_axis % projected.dim()
+            self._late(
+                projected, by_channel.view([-1 if dim == axis else 1 for dim in range(projected.dim())]), Role.GATE
+            )
         self._biases()
-        weight_axis = 0 if isinstance(output, Conv1D) else 1
-        module = self.paths[id(output)]
-        self.slices.append(ParameterSlice(module, "weight", weight_axis, Role.OUTPUT, channels))
-        weight = output.weight
-        assert isinstance(weight, Tensor)
+        module = self.paths[id(output.module)]
+        owners = self._stored(output, feeding)
+        if output.product is None or not feeding.mixed:
+            self.slices.append(ParameterSlice(module, output.name, feeding.axis, Role.OUTPUT, owners))
         coupled, shared = self._coupled()
         return Site(
             id=SiteId("", kind, 0),
             module=self.path,
             module_class=type(self.call.module).__name__,
             output=module,
-            channels=channels,
-            channel_axis=axis if axis == 1 and projected.dim() > 3 else -1,
-            batch_axis=_batch_axis(projected),
+            channels=feeding.owners,
+            channel_axis=output.channel_axis,
+            batch_axis=_batch_axis(context, shape.head_axis) if on_context else _batch_axis(projected, None),
             n_heads=shape.n_heads,
             n_kv_heads=self.n_kv_heads,
             d_head=shape.d_head,
             d_value=shape.d_value,
-            d_model=weight.shape[1 - weight_axis],
+            d_model=output.parameter.shape[1 - feeding.axis] if output.product is None else output.product.shape[-1],
             slices=tuple(self.slices),
             coupled=coupled,
             shared=shared,
-            mixes_heads=bool(fed.mixed.any()),
+            mixes_heads=feeding.mixed,
+            on_context=on_context,
+            context_axis=shape.head_axis,
             window=_window(self.call, kind),
             source="interface" if self.call.on_interface else "function",
         )
@@ -141,23 +156,35 @@ class _Reader:
 
     def _inputs(self) -> None:
         for role, tensor in zip(_INPUTS, (self.call.query, self.call.key, self.call.value), strict=True):
-            n_heads = self.shape.n_heads if role is Role.QUERY else self.shape.n_kv_heads
-            numbers = None if tensor is None else head_numbers(tensor, n_heads)
-            if tensor is None or numbers is None:
+            if tensor is None:
                 continue
-            found = touches(tensor, numbers, n_heads, [parameter for _, _, parameter in self.parameters])
-            mixed: list[tuple[str, str, Tensor]] = []
-            for (module, name, parameter), touch in zip(self.parameters, found, strict=True):
-                if touch is None:
-                    continue
-                axis = _owned_axis(touch, n_heads, self.model.get_submodule(module))
-                if axis is None:
-                    mixed.append((module, name, parameter))
-                else:
-                    self.slices.append(ParameterSlice(module, name, axis, role, touch[axis].owners()))
+            n_heads = self.shape.n_heads if role is Role.QUERY else self.shape.n_kv_heads
+            axes = head_axes(tensor, n_heads, self.call.on_interface)
+            tried = [self._tried(role, tensor, n_heads, axis) for axis in axes]
+            if not tried:
+                continue
+            best = next((place for place, (owned, _) in enumerate(tried) if owned), 0)
+            (owned, mixed), numbers = tried[best], head_numbers(tensor, n_heads, axes[best])
+            self.slices += owned
             if not self._owns_matrix(role) and role is not Role.QUERY:
                 mixed = self._groups(role, tensor, numbers, mixed)
             self.mixed[role] = [f"{module}.{name}" for module, name, _ in mixed]
+
+    def _tried(
+        self, role: Role, tensor: Tensor, n_heads: int, axis: int
+    ) -> tuple[list[ParameterSlice], list[tuple[str, str, Tensor]]]:
+        """The slices of a query, key or value whose heads lie along `axis`, and the parameters that several touch."""
+        numbers = head_numbers(tensor, n_heads, axis)
+        owned: list[ParameterSlice] = []
+        mixed: list[tuple[str, str, Tensor]] = []
+        found = touches(tensor, numbers, n_heads, [parameter for _, _, parameter in self.parameters])
+        for (module, name, parameter), touch in zip(self.parameters, found, strict=True):
+            own = None if touch is None else owned_axis(touch, n_heads, self.model.get_submodule(module))
+            if touch is not None and own is not None:
+                owned.append(ParameterSlice(module, name, own, role, touch[own].owners()))
+            elif touch is not None:
+                mixed.append((module, name, parameter))
+        return owned, mixed
 
     def _groups(
         self, role: Role, tensor: Tensor, numbers: Tensor, mixed: list[tuple[str, str, Tensor]]
@@ -166,7 +193,7 @@ class _Reader:
         rest: list[tuple[str, str, Tensor]] = []
         for module, name, parameter in mixed:
             each = touched_by_each(tensor, numbers, self.shape.n_heads, parameter)
-            groups = next(((axis, owner) for axis, table in enumerate(each) if (owner := _group_owner(table))), None)
+            groups = next(((axis, owner) for axis, table in enumerate(each) if (owner := group_owner(table))), None)
             if groups is None:
                 rest.append((module, name, parameter))
                 continue
@@ -184,7 +211,7 @@ class _Reader:
         for (module, name, _), touch in zip(parameters, found, strict=True):
             if touch is None or f"{module}.{name}" in seen:
                 continue
-            axis = _owned_axis(touch, self.shape.n_heads, self.model.get_submodule(module))
+            axis = owned_axis(touch, self.shape.n_heads, self.model.get_submodule(module))
             if axis is None:
                 self.mixed.setdefault(role, []).append(f"{module}.{name}")
             else:
@@ -197,6 +224,17 @@ class _Reader:
                 owner = [-1 if earlier >= 0 else head for head, earlier in zip(owner, piece.owner, strict=True)]
         if any(head >= 0 for head in owner):
             self.slices.append(ParameterSlice(module, name, axis, role, tuple(owner)))
+
+    def _stored(self, output: Projection, feeding: Feeding) -> tuple[int, ...]:
+        """The owners of the output weight's indices as stored: without those that are zeros while the model runs."""
+        if output.product is not None:
+            return feeding.owners
+        place = (self.paths[id(output.module)], output.name, feeding.axis)
+        for path, holder in self.model.named_modules():
+            for gap in holder.__dict__.get("headscope_filled", {"gaps": ()})["gaps"]:
+                if (f"{path}.{gap['module']}".strip("."), gap["name"], gap["axis"]) == place:
+                    return tuple(feeding.owners[index] for run in gap["kept"] for index in range(*run))
+        return feeding.owners
 
     def _biases(self) -> None:
         """A bias follows its weight: a key's bias cancels in the softmax and so has no gradient behind it."""
@@ -236,11 +274,10 @@ def _window(call: AttentionCall, kind: AttentionKind) -> int | None:
     return 2 * window - 1 if kind is AttentionKind.SELF else window
 
 
-def _batch_axis(projected: Tensor) -> int:
+def _batch_axis(tensor: Tensor, head_axis: int | None) -> int:
     """The axis of examples: the first, unless the model puts time there (then the probe's size shows it)."""
-    if projected.shape[0] % BATCH and projected.dim() == 3 and projected.shape[1] % BATCH == 0:
-        return 1
-    return 0
+    timed = head_axis != 1 and tensor.dim() == (3 if head_axis is None else 4)
+    return int(timed and bool(tensor.shape[0] % BATCH) and tensor.shape[1] % BATCH == 0)
 
 
 def _parameters(module: nn.Module, root: str) -> list[tuple[str, str, Tensor]]:
@@ -248,50 +285,3 @@ def _parameters(module: nn.Module, root: str) -> list[tuple[str, str, Tensor]]:
     for path, child in module.named_modules(prefix=root):
         found += [(path, name, p) for name, p in child.named_parameters(recurse=False) if p.is_floating_point()]
     return found
-
-
-def _owned_axis(touch: Touch, n_heads: int, module: nn.Module) -> int | None:
-    """The axis along which every index belongs to at most one head; for a single head, the output axis."""
-    clean = [axis for axis, seen in enumerate(touch) if seen.clean]
-    if not clean or n_heads == 1:
-        partial = [axis for axis in clean if not bool(touch[axis].touched.all())]
-        output = 1 if isinstance(module, Conv1D) and len(touch) > 1 else 0
-        return None if not clean else partial[0] if partial else output
-    covering = [axis for axis in clean if len(set(touch[axis].owners()) - {-1}) == n_heads]
-    return covering[0] if covering else None
-
-
-def _group_owner(table: Tensor) -> tuple[int, ...] | None:
-    """From `[head index]`, the group that each index serves; None unless the groups are equal and neighbouring."""
-    n_heads = table.shape[0]
-    sets = sorted({tuple(column.nonzero().flatten().tolist()) for column in table.T} - {()})
-    flat = [head for group in sets for head in group]
-    if flat != list(range(n_heads)) or len({len(group) for group in sets}) != 1:
-        return None
-    number = {group: index for index, group in enumerate(sets)}
-    return tuple(number.get(tuple(column.nonzero().flatten().tolist()), -1) for column in table.T)
-
-
-def _relative(target: str, origin: str) -> tuple[int, str]:
-    """How to reach one module path from another: levels up, then a path down."""
-    there, here = target.split("."), origin.split(".")
-    common = next((i for i, (a, b) in enumerate(zip(there, here, strict=False)) if a != b), min(len(there), len(here)))
-    return len(here) - common, ".".join(there[common:])
-
-
-def _moved(anatomy: Anatomy, path: str, output: str) -> Anatomy:
-    """The same anatomy for another module of the same kind: every path starts from that module instead."""
-    origin = anatomy.template.module
-    if origin == path:
-        return anatomy
-
-    def move(target: str) -> str:
-        up, down = _relative(target, origin)
-        parts = path.split(".")
-        kept = parts[: len(parts) - up]
-        return ".".join([*kept, down] if down else kept)
-
-    site = anatomy.template
-    slices = tuple(replace(piece, module=move(piece.module)) for piece in site.slices)
-    coupled, shared = (tuple(move(name) for name in names) for names in (site.coupled, site.shared))
-    return Anatomy(replace(site, module=path, output=output, slices=slices, coupled=coupled, shared=shared))

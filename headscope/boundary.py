@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.discovery import differentiable, evaluating
-from headscope.geometry import context_numbers
+from headscope.geometry import head_numbers
 from headscope.heads import Site
 from headscope.inputs import probe_inputs
 from headscope.ownership import Touch, touches
@@ -47,9 +47,9 @@ def boundaries(model: PreTrainedModel, sites: Sequence[Site]) -> dict[str, Bound
 
     `sites` must be all sites of the model: what several of them take belongs to none.
     """
-    watch = _Watch(model, sites)
+    watch, inputs = _Watch(model, sites), probe_inputs(model)
     with torch.inference_mode(False), torch.enable_grad(), evaluating(model), differentiable(model), watch.hooked():
-        model(**probe_inputs(model))
+        model(**inputs)
     return {site.module: watch.boundary(site) for site in sites}
 
 
@@ -105,7 +105,7 @@ class _Watch:
 
     def _judge(self, site: Site, call: AttentionCall, where: str, values: dict[str, Tensor]) -> None:
         values = {name: value for name, value in values.items() if value.requires_grad}
-        context, numbers = call.context, context_numbers(call, site.n_heads).expand(call.context.shape)
+        context, numbers = call.context, head_numbers(call.context, site.n_heads, site.context_axis)
         found = self.found[site.module]
         known = {(one.where, one.name) for one, _ in found}
         for (name, value), touch in zip(
@@ -120,9 +120,11 @@ class _Watch:
         others = {
             maker for path, found in self.found.items() if path != site.module for one in found for maker in one[1]
         }
-        own = {piece.path for piece in site.slices} - others
+        paths = {piece.path for piece in site.slices}
+        own = paths - others
         kept = [(one, makers) for one, makers in self.found[site.module] if not makers or not makers <= own]
-        return Boundary(tuple(one for one, _ in kept), frozenset[str]().union(*(makers for _, makers in kept)))
+        whole = frozenset[str]().union(*(makers for _, makers in kept), paths & others)
+        return Boundary(tuple(one for one, _ in kept), whole)
 
     def _makers(self, value: Tensor) -> set[str]:
         """Parameters that the argument is, or is computed from."""

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from headscope.heads import Site, SiteId
 from headscope.shapes import Float
-from headscope.taps import AttentionCall, InterfaceTap
+from headscope.taps import AttentionCall, FunctionTap, InterfaceTap, ModuleStack
 
 Edit = Callable[[Site, Tensor], Tensor | None]
 """Sees the head outputs `[batch token head d_value]` of a site; may return others to be used instead."""
@@ -96,8 +96,8 @@ def gate(model: nn.Module, gates: Mapping[SiteId, Tensor], sites: Sequence[Site]
 @contextlib.contextmanager
 def _tapped(model: nn.Module, sites: Sequence[Site], act: Callable[[Site, Tensor], Tensor | None]) -> Iterator[None]:
     """Call `act` with the tensor that carries the heads of a site, whenever one of the sites runs."""
-    outside = [site for site in sites if not site.mixes_heads]
-    inside = [site for site in sites if site.mixes_heads]
+    outside = [site for site in sites if not site.on_context]
+    inside = [site for site in sites if site.on_context]
     projections = SiteCalls((model.get_submodule(site.output), site) for site in outside)
     contexts = SiteCalls((model.get_submodule(site.module), site) for site in inside)
     handles: list[RemovableHandle] = [projections.counted(model), contexts.counted(model)]
@@ -117,7 +117,10 @@ def _tapped(model: nn.Module, sites: Sequence[Site], act: Callable[[Site, Tensor
         for handle in handles:
             stack.callback(handle.remove)
         if inside:
-            stack.enter_context(InterfaceTap(attend))
+            tap = stack.enter_context(InterfaceTap(attend))
+            if any(site.source == "function" for site in inside):
+                modules = stack.enter_context(ModuleStack(model, lambda *_: None))
+                stack.enter_context(FunctionTap(modules, tap, attend))
         yield
 
 
@@ -160,8 +163,9 @@ class Layout:
         Channels that no head owns are left out. Windows and other sub-sequences of one example are laid end to end.
         """
         site = self.site
-        if site.mixes_heads:
-            values = raw.transpose(1, 2) if self._context_axis(raw) == 1 else raw
+        if site.on_context:
+            values = raw if site.context_axis else raw.unflatten(0, (-1, site.n_heads))
+            values = values.movedim((site.batch_axis, site.context_axis or 1), (0, -2))
             return values.reshape(batch, -1, site.n_heads, site.d_value)
         values = raw.movedim(site.channel_axis, -1)
         if site.batch_axis:
@@ -174,8 +178,12 @@ class Layout:
     def spread(self, per_head: Tensor, raw: Tensor) -> Tensor:
         """Gates `[head]` or `[batch head]` laid out so that they multiply the tensor that carries the heads."""
         site = self.site
-        if site.mixes_heads:
-            axis, values = self._context_axis(raw), per_head
+        if site.on_context and not site.context_axis:
+            rows = raw.shape[0] // site.n_heads
+            values = per_head.expand(rows, -1) if per_head.dim() == 1 else _repeated(per_head, rows)
+            return values.reshape(-1, *[1] * (raw.dim() - 1))
+        if site.on_context:
+            axis, values = site.context_axis, per_head
         else:
             axis = site.channel_axis % raw.dim()
             ungated = torch.ones_like(per_head[..., :1])
@@ -184,10 +192,11 @@ class Layout:
         shape[axis] = values.shape[-1]
         if values.dim() == 1:
             return values.view(shape)
-        rows = raw.shape[site.batch_axis] // values.shape[0]  # windows of one example lie side by side
         shape[site.batch_axis] = raw.shape[site.batch_axis]
-        return values.repeat_interleave(rows, dim=0).view(shape)
+        values = _repeated(values, raw.shape[site.batch_axis])
+        return (values.T if axis < site.batch_axis else values).reshape(shape)
 
-    def _context_axis(self, raw: Tensor) -> int:
-        """The axis of heads in a context, which attention functions return as `[batch query head width]`."""
-        return 1 if raw.shape[1] == self.site.n_heads and raw.shape[2] != self.site.n_heads else 2
+
+def _repeated(values: Tensor, rows: int) -> Tensor:
+    """Values of each example for `rows` sequences: windows of one example lie side by side."""
+    return values.repeat_interleave(rows // len(values), dim=0)

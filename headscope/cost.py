@@ -14,7 +14,8 @@ class SiteShape:
 
     `d_model` is the width of the stream the queries come from, `d_source` that of keys and values (0: the same);
     `parameters_per_head` counts k/v slices at the first head of each group; `window` is the number of keys that a
-    query sees at most; `keeps_cache` says whether keys and values stay for the next token.
+    query sees at most; `keeps_cache` says whether keys and values stay for the next token. `n_computed` and
+    `n_kv_computed` are the heads that a module runs on which cannot count fewer (0: those that there are).
     """
 
     id: SiteId
@@ -27,6 +28,8 @@ class SiteShape:
     keeps_cache: bool
     d_source: int = 0
     window: int | None = None
+    n_computed: int = 0
+    n_kv_computed: int = 0
 
     @property
     def parameters(self) -> int:
@@ -67,15 +70,16 @@ def site_macs(shape: SiteShape, tokens: int) -> int:
     source = shape.d_source or shape.d_model
     seen = tokens if shape.window is None else min(tokens, shape.window)
     both = shape.d_head + shape.d_value
-    queries = shape.d_model * shape.n_heads * shape.d_head
-    keys_and_values = source * shape.n_kv_heads * both
-    output = shape.n_heads * shape.d_value * shape.d_model
-    return queries + keys_and_values + output + seen * shape.n_heads * both
+    heads, kv_heads = shape.n_computed or shape.n_heads, shape.n_kv_computed or shape.n_kv_heads
+    queries = shape.d_model * heads * shape.d_head
+    keys_and_values = source * kv_heads * both
+    output = heads * shape.d_value * shape.d_model
+    return queries + keys_and_values + output + seen * heads * both
 
 
 def site_kv_values(shape: SiteShape) -> int:
     """Numbers that the KV cache keeps for each token; 0 where nothing is generated."""
-    return shape.n_kv_heads * (shape.d_head + shape.d_value) if shape.keeps_cache else 0
+    return (shape.n_kv_computed or shape.n_kv_heads) * (shape.d_head + shape.d_value) if shape.keeps_cache else 0
 
 
 def model_summary(

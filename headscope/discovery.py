@@ -8,6 +8,7 @@ is asked of a small local graph and cost grows linearly with the number of sites
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,24 +20,21 @@ from transformers.pytorch_utils import Conv1D
 
 from headscope.anatomy import Anatomy, dissect
 from headscope.errors import UnsupportedModel
+from headscope.families import kinds
 from headscope.heads import AttentionKind, Site, SiteId
 from headscope.inputs import probe_inputs
 from headscope.numbers import renumbered
+from headscope.projecting import Projection
 from headscope.stacks import StackNames
 from headscope.taps import AttentionCall, FunctionTap, InterfaceTap, ModuleStack
 
-_MIXERS = ("linear_attn", "mamba", "ssm", "temporal_block", "rwkv")
-_MIXER_CLASSES = ("Mamba", "MambaMixer", "Mamba2Mixer", "GatedDeltaNet", "LinearAttention", "RecurrentBlock", "Rwkv")
+_ATTENTION = re.compile(r"Attention(?!.*(Mask|Output|Norm|Pooler))|SelfAttn|MultiHead")
+_SHOWS_NONE, _NOT_REACHED = "it ran, but no softmax attention was seen in it", "made-up inputs do not reach it"
 _LINEAR = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d)
 
 
-@dataclass
-class Projection:
-    """One call of a linear module during the probe."""
-
-    time: int
-    module: nn.Module
-    input: Tensor
+Unseen = tuple[str, str]
+"""The path of an attention module that is no site, and why."""
 
 
 @dataclass
@@ -50,39 +48,66 @@ class Sighting:
 
 
 @dataclass(frozen=True)
+class OtherMixer:
+    """A module that mixes tokens without softmax attention, and what it does instead."""
+
+    path: str
+    module_class: str
+    instead: str
+
+
+@dataclass(frozen=True)
 class Discovery:
     """What the probe found: the sites in reporting order, and what it saw but could not resolve."""
 
     sites: tuple[Site, ...]
     problems: tuple[str, ...]
-    others: tuple[tuple[str, str], ...] = ()
-    """Path and class of layers that mix tokens without softmax attention: linear attention, state spaces."""
+    others: tuple[OtherMixer, ...] = ()
+    """What has no heads: linear attention, state spaces and their like."""
 
 
 class _Probe:
     """The record of one forward pass: attention calls and linear calls in the order they happened."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.clock = 0
         self.sightings: dict[int, Sighting] = {}
         self.starts: dict[int, list[int]] = {}
         self.projections: list[Projection] = []
+        self.sources: dict[int, int] = {}
+        self._ids: dict[int, tuple[nn.Module, str]] = {
+            id(parameter): (module, name)
+            for module in model.modules()
+            for name, parameter in module.named_parameters(recurse=False)
+        }
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.clock += 1
         self.starts.setdefault(id(module), []).append(self.clock)
+        values = [*args, *kwargs.values()]
+        self.sources.setdefault(id(module), len({id(value) for value in values if _is_sequence(value)}))
         if is_linear(module):
-            values = [*args, *kwargs.values()]
             tensor = next((value for value in values if isinstance(value, Tensor)), None)
             if tensor is not None and tensor.is_floating_point():
-                self.projections.append(Projection(self.clock, module, tensor))
+                self.projections.append(Projection(self.clock, module, "weight", tensor))
+
+    def multiply(self, parameter: nn.Parameter, tensor: Tensor, product: Tensor) -> None:
+        if id(parameter) in self._ids:
+            self.clock += 1
+            self.projections.append(Projection(self.clock, *self._ids[id(parameter)], tensor, product))
 
     def attend(self, call: AttentionCall) -> Tensor:
         self.clock += 1
+        if not torch.is_grad_enabled():  # a round that the model itself takes without gradients
+            return call.context
         leaf = call.context.detach().requires_grad_(True)
         if id(call.module) not in self.sightings:
             self.sightings[id(call.module)] = Sighting(self.clock, call, leaf)
         return leaf
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -103,47 +128,88 @@ def find_sites(model: PreTrainedModel, inputs: dict[str, Any] | None = None) -> 
     with torch.inference_mode(False), torch.enable_grad(), evaluating(model), differentiable(model):
         probe = _run(model, probe_inputs(model) if inputs is None else inputs)
         found, problems = _dissect(model, probe)
+    others = other_mixers(model)
+    known = [path for _, _, path in found] + [other.path for other in others] + [path for path, _ in problems]
+    unseen = [*problems, *_unseen(model, probe, known)]
     if not found:
-        detail = "; ".join(problems) or "no softmax attention was reached"
-        raise UnsupportedModel(f"no attention head found in {type(model).__name__}: {detail}")
+        raise UnsupportedModel(f"no attention head found in {type(model).__name__}: {_why(unseen, others)}")
     sites = renumbered(model, _number(found, StackNames(model)))
-    return Discovery(sites, tuple(problems), _others(model, sites))
+    return Discovery(sites, tuple(_told(model, path, why) for path, why in unseen), others)
 
 
-def _others(model: nn.Module, sites: tuple[Site, ...]) -> tuple[tuple[str, str], ...]:
-    """Token mixers that are named as such and hold no site; outermost ones only."""
-    found: list[tuple[str, str]] = []
+def other_mixers(model: nn.Module) -> tuple[OtherMixer, ...]:
+    """The modules of a model that are of a kind in `families`; outermost ones only."""
+    found: list[OtherMixer] = []
+    known = kinds()
     for path, module in model.named_modules():
-        mixer = path.rpartition(".")[2] in _MIXERS or type(module).__name__.endswith(_MIXER_CLASSES)
-        inside = any(path.startswith(f"{outer}.") for outer, _ in found)
-        if mixer and not inside and not any(f"{site.module}.".startswith(f"{path}.") for site in sites):
-            found.append((path, type(module).__name__))
+        name = type(module).__name__
+        kind = next((kind for kind in known if kind.covers(path, name)), None)
+        if kind is not None and not any(_inside(path, other.path) for other in found):
+            found.append(OtherMixer(path, name, kind.instead))
     return tuple(found)
 
 
-def _dissect(model: PreTrainedModel, probe: _Probe) -> tuple[list[tuple[Sighting, Anatomy, str]], list[str]]:
-    """The anatomy of each attention module in the order of running, and what could not be told."""
+def _unseen(model: nn.Module, probe: _Probe, known: list[str]) -> list[Unseen]:
+    """Modules that are called attention and showed none, with the reason; innermost ones only."""
+    named = [
+        (path, module)
+        for path, module in model.named_modules()
+        if _ATTENTION.search(type(module).__name__) and sum(one.dim() > 1 for one in module.parameters()) > 1
+    ]
+    found: list[Unseen] = []
+    for path, module in named:
+        related = any(_inside(path, other) or _inside(other, path) for other in known)
+        if related or any(other != path and _inside(other, path) for other, _ in named):
+            continue
+        ran = id(module) in probe.starts
+        found.append(
+            (path, "it ran, but no softmax attention was seen in it" if ran else "made-up inputs do not reach it")
+        )
+    return found
+
+
+def _inside(path: str, outer: str) -> bool:
+    return path == outer or path.startswith(f"{outer}.")
+
+
+def _told(model: nn.Module, path: str, why: str) -> str:
+    return f"{path} ({type(model.get_submodule(path)).__name__}): {why}"
+
+
+def _why(unseen: list[Unseen], others: tuple[OtherMixer, ...]) -> str:
+    """Why a model has no head to show."""
+    if unseen:
+        return "; ".join(f"{path}: {why}" for path, why in unseen[:3])
+    mixers = dict.fromkeys(f"{other.module_class} has none, {other.instead}" for other in others)
+    return "; ".join(mixers) or "no softmax attention was reached"
+
+
+def _dissect(model: PreTrainedModel, probe: _Probe) -> tuple[list[tuple[Sighting, Anatomy, str]], list[Unseen]]:
+    """The anatomy of each attention module in the order of running, and what could not be told, with its path."""
     paths = {id(module): path for path, module in reversed(list(model.named_modules()))}
     found: list[tuple[Sighting, Anatomy, str]] = []
-    problems: list[str] = []
+    problems: list[Unseen] = []
     known: dict[Any, Anatomy] = {}
     for sighting in sorted(probe.sightings.values(), key=lambda seen: seen.time):
         path = paths.get(id(sighting.call.module), "")
         sighting.runs = probe.starts.get(id(sighting.call.module), [sighting.time])
-        anatomy = dissect(model, path, sighting.call, sighting.leaf, _after(probe, sighting), known=known)
+        later = [one for one in probe.projections if one.time > sighting.time]
+        alone = probe.sources.get(id(sighting.call.module), 0) < 2
+        anatomy = dissect(model, path, sighting.call, sighting.leaf, later, alone=alone, known=known)
         if isinstance(anatomy, str):
-            problems.append(f"{path} ({type(sighting.call.module).__name__}): {anatomy}")
+            if _ATTENTION.search(type(sighting.call.module).__name__):  # else a softmax over something else
+                problems.append((path, anatomy))
         else:
             found.append((sighting, anatomy, path))
     return found, problems
 
 
 def _run(model: PreTrainedModel, inputs: dict[str, Any]) -> _Probe:
-    probe = _Probe()
+    probe = _Probe(model)
     with contextlib.ExitStack() as stack:
         modules = stack.enter_context(ModuleStack(model, probe.enter))
         interface = stack.enter_context(InterfaceTap(probe.attend))
-        stack.enter_context(FunctionTap(modules, interface, probe.attend))
+        stack.enter_context(FunctionTap(modules, interface, probe.attend, probe.multiply))
         model(**inputs)
     return probe
 
@@ -171,11 +237,6 @@ def differentiable(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter, wanted in before.items():
             parameter.requires_grad_(wanted)
-
-
-def _after(probe: _Probe, sighting: Sighting) -> list[tuple[nn.Module, Tensor]]:
-    """Linear calls after a site's context was made, in order: the output projection is the first that depends on it."""
-    return [(call.module, call.input) for call in probe.projections if call.time > sighting.time]
 
 
 def _number(found: list[tuple[Sighting, Anatomy, str]], names: StackNames) -> tuple[Site, ...]:

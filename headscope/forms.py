@@ -11,6 +11,7 @@ from headscope.errors import InvalidPlan, UnsupportedModel
 from headscope.heads import Site
 from headscope.layouts import auto_classes
 from headscope.native import native_config, native_counts
+from headscope.portable import carried
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,18 @@ def choose_form(model: PreTrainedModel, after: Sequence[Site], wanted: str, *, b
             f"{type(model).__name__} is no class of transformers, so no portable checkpoint can restore it",
             hint="--layout masked",
         )
-    return Form("portable", note=f"portable, since a native checkpoint is impossible: {config}" if config else "")
+    notes = [f"portable, since a native checkpoint is impossible: {config}"] if config else []
+    return Form("portable", note="; ".join([*notes, *_computed(model)]))
+
+
+def _computed(model: PreTrainedModel) -> list[str]:
+    """What a pruned model computes still, if some of its modules cannot count fewer heads."""
+    filled = carried(model.config).get("filled", {})
+    paths = [f"{root}.{path}".strip(".") for root, filling in filled.items() for path in filling["left"]]
+    names = sorted({type(model.get_submodule(path)).__name__ for path in paths})
+    if not names:
+        return []
+    return [f"{', '.join(names)} computes all its heads as before, on zeros for those that went: only memory is saved"]
 
 
 def _native_hint(model: PreTrainedModel, site: Site) -> str:

@@ -11,63 +11,80 @@ from torch import Tensor
 from headscope.heads import AttentionKind
 from headscope.taps import AttentionCall
 
+_TRIED_HEADS = 65
+"""Where the projection does not tell, fewer heads than this are tried."""
+
 
 @dataclass(frozen=True)
 class Geometry:
-    """The geometry of one call; `batch` counts sequences (windows count as such)."""
+    """The geometry of one call: its heads, their widths, and the axis of the context along which they lie (0: that of
+    sequences and heads together).
+    """
 
     n_heads: int
     n_kv_heads: int
     d_head: int
     d_value: int
-    batch: int
+    head_axis: int
 
 
-def geometry(call: AttentionCall, projected: Tensor) -> Geometry | str:
-    """The geometry of a call whose output projection reads `projected`, or in words why it cannot be told."""
-    query, key, value = call.query, call.key, call.value
+def geometries(call: AttentionCall, n_channels: int) -> list[Geometry] | str:
+    """The geometries that a call may have whose output projection has `n_channels` inputs, likely ones first; or in
+    words why there is none. Only in the right one does each channel of the projection come from one head.
+    """
+    query, key, value, context = call.query, call.key, call.value, call.context
     if call.on_interface:
         assert query is not None and key is not None and value is not None
         if query.dim() != 4:
             return f"its query has {query.dim()} axes, not 4"
         if not query.shape[1] or not key.shape[1]:
             return "it has no heads"
-        return Geometry(query.shape[1], key.shape[1], query.shape[-1], value.shape[-1], query.shape[0])
-    batch = projected.shape[0]
-    reference = call.probabilities if call.probabilities is not None else call.context
-    n_heads = reference.shape[1] if reference.dim() == 4 else reference.shape[0] // batch
-    if n_heads < 1 or head_numbers(call.context, n_heads) is None:
-        return f"its context {tuple(call.context.shape)} shows no head axis"
-    n_kv_heads = key.shape[1] if key is not None and key.dim() == 4 and n_heads % key.shape[1] == 0 else n_heads
-    d_head = call.context.shape[-1] if query is None else query.shape[-1]
-    return Geometry(n_heads, n_kv_heads, d_head, call.context.shape[-1], batch)
+        axis = 2 if context.shape[2] == query.shape[1] else 1
+        return [Geometry(query.shape[1], key.shape[1], query.shape[-1], value.shape[-1], axis)]
+    d_head = context.shape[-1] if query is None else query.shape[-1]
+    found: list[Geometry] = []
+    for axis, n_heads in _head_axes(call, n_channels):
+        n_kv_heads = n_heads
+        if query is not None and key is not None and query.dim() == key.dim() == 4 and query.shape[1] == n_heads:
+            n_kv_heads = key.shape[1] if 0 < key.shape[1] < n_heads and n_heads % key.shape[1] == 0 else n_heads
+        found.append(Geometry(n_heads, n_kv_heads, d_head, context.shape[-1], axis))
+    return found or f"its context {tuple(context.shape)} shows no head axis"
 
 
-def head_numbers(tensor: Tensor, n_heads: int) -> Tensor | None:
-    """The head number of each element, broadcastable to `tensor`; None where no axis holds the heads."""
+def _head_axes(call: AttentionCall, n_channels: int) -> list[tuple[int, int]]:
+    """Axes of a context, with the number of heads that they would hold; an axis of one index is the last resort."""
+    shape = call.context.shape
+    found = [(axis, shape[axis]) for axis in range(1, len(shape) - 1)] if len(shape) > 3 else []
+    rows = call.probabilities
+    if rows is not None and rows.dim() == 4:
+        found.sort(key=lambda one: one[1] != rows.shape[1])
+    sizes = {n_channels // shape[-1], *range(1, _TRIED_HEADS)}  # most often the heads' values are the channels
+    flat = [(0, n_heads) for n_heads in sorted(sizes, reverse=True) if n_heads and shape[0] % n_heads == 0]
+    flat.sort(key=lambda one: one[1] * shape[-1] != n_channels)
+    return sorted(found + flat, key=lambda one: one[1] == 1)
+
+
+def head_numbers(tensor: Tensor, n_heads: int, axis: int) -> Tensor:
+    """The head number of each element, broadcastable to `tensor`, whose heads lie along `axis` (0: with sequences)."""
     numbers = torch.arange(n_heads, device=tensor.device)
-    if tensor.dim() == 3 and tensor.shape[0] % n_heads == 0:  # [batch*head position width]
-        return numbers.repeat(tensor.shape[0] // n_heads)[:, None, None]
-    if tensor.dim() != 4:
-        return None
-    axis = next((axis for axis in (1, 2) if tensor.shape[axis] == n_heads), None)
-    return None if axis is None else numbers.view([-1 if dim == axis else 1 for dim in range(4)])
+    if axis == 0:
+        numbers = numbers.repeat(tensor.shape[0] // n_heads)
+    return numbers.view([-1 if dim == axis else 1 for dim in range(tensor.dim())])
 
 
-def context_numbers(call: AttentionCall, n_heads: int) -> Tensor:
-    """The head number of each element of the context, broadcastable to it."""
-    context = call.context
-    if call.on_interface and context.dim() == 4:  # [batch query head width], as the interface returns it
-        axis = 2 if context.shape[2] == n_heads else 1
-        numbers = torch.arange(n_heads, device=context.device)
-        return numbers.view([-1 if dim == axis else 1 for dim in range(4)])
-    numbers = head_numbers(context, n_heads)
-    assert numbers is not None
-    return numbers
+def head_axes(tensor: Tensor, n_heads: int, on_interface: bool) -> list[int]:
+    """The axes of a query, key or value that may hold `n_heads` heads, likely ones first."""
+    if on_interface:
+        return [1]
+    axes = [axis for axis in range(1, tensor.dim() - 1) if tensor.shape[axis] == n_heads and tensor.dim() > 3]
+    return axes + [0] * (tensor.dim() > 2 and tensor.shape[0] % n_heads == 0)
 
 
-def attention_kind(call: AttentionCall, shape: Geometry, path: str) -> AttentionKind:
-    """Self, causal or cross, from how the call behaves: which keys its first query can reach."""
+def attention_kind(call: AttentionCall, shape: Geometry, path: str, *, alone: bool) -> AttentionKind:
+    """Self, causal or cross, from how the call behaves: which keys its first query can reach.
+
+    `alone` says that the module was given one sequence, whose keys may be fewer (pooled) or in windows.
+    """
     probabilities, query, key, value = call.probabilities, call.query, call.key, call.value
     named = re.search(r"cross|encoder_attn|EncDecAttention", path.rpartition(".")[2])
     if named or getattr(call.module, "is_cross_attention", False):
@@ -75,13 +92,13 @@ def attention_kind(call: AttentionCall, shape: Geometry, path: str) -> Attention
     if probabilities is not None:
         n_queries, n_keys = probabilities.shape[-2:]
         if n_queries != n_keys:
-            return AttentionKind.CROSS
+            return AttentionKind.SELF if alone else AttentionKind.CROSS
         ahead = torch.ones(n_queries, n_keys, dtype=torch.bool, device=probabilities.device).triu(1)
         return AttentionKind.SELF if bool((probabilities[..., ahead] != 0).any()) else AttentionKind.CAUSAL
     assert query is not None and key is not None and value is not None
     if query.shape[-2] != key.shape[-2]:
-        return AttentionKind.CROSS
-    positions = 1 if call.on_interface and call.context.shape[2] == shape.n_heads else call.context.dim() - 2
+        return AttentionKind.SELF if alone else AttentionKind.CROSS
+    positions = 1 if shape.head_axis == 2 and call.context.dim() == 4 else call.context.dim() - 2
     (gradient,) = torch.autograd.grad(
         call.context.select(positions, 0).sum(), value, retain_graph=True, allow_unused=True
     )

@@ -118,7 +118,12 @@ class Site:
     shared_with: tuple[SiteId, ...] = ()
     call: int = 0
     mixes_heads: bool = False
-    """The projection's input already mixes heads (a norm over all of them): gates act on the context instead."""
+    """The projection's input already mixes heads (a norm over all of them)."""
+    on_context: bool = False
+    """Heads are read and gated where the attention function returns them, since the projection's input mixes them or
+    no module projects them (its weight is passed to a function). `batch_axis` is then one of the context."""
+    context_axis: int = 2
+    """The axis of heads in what the attention function returns; 0 where it holds sequences and heads together."""
     window: int | None = None
     """The most keys that a query sees, where the module limits it."""
     source: str = "interface"

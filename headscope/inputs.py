@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-BATCH = 2
-TOKENS = 7
+from headscope.made_up import images, others, placeholders, series, sounds
+from headscope.made_up._asked import BATCH, TOKENS, Asked
+
 TARGET_TOKENS = 5  # differs from TOKENS, so that cross attention shows itself by its shape
-SAMPLES = 4000
+_SPECIAL = ("image", "audio", "video", "vision", "boi", "eoi", "boa", "eoa", "mask", "sep", "cls", "pad", "speech")
 
 
 def probe_inputs(model: PreTrainedModel) -> dict[str, Any]:
     """Inputs for `model.forward`: text of unequal source and target length, images, sounds, as its signature asks."""
-    accepted = inspect.signature(model.forward).parameters
-    config = model.config
-    generator = torch.Generator().manual_seed(0)
+    asked = Asked.of(model)
     inputs: dict[str, Any] = {}
-    main = model.main_input_name
-    if main == "input_ids" or ("input_ids" in accepted and not _speaks(main)):
-        inputs["input_ids"] = _tokens(config, TOKENS, generator)
+    if asked.takes("input_ids") and (asked.needs("input_ids") or not _speaks(asked)):
+        inputs["input_ids"] = _tokens(asked, TOKENS)
         inputs["attention_mask"] = torch.ones(BATCH, TOKENS, dtype=torch.long)
-    if "pixel_values" in accepted and (main.startswith("pixel") or hasattr(config, "vision_config")):
-        inputs["pixel_values"] = _image(config, generator)
-    if main == "input_values":
-        inputs["input_values"] = _sound(config, generator)
-    if main == "input_features":
-        inputs["input_features"] = _spectrum(config, generator)
-    if "decoder_input_ids" in accepted and not _pools_end(model):
-        inputs["decoder_input_ids"] = _tokens(config, TARGET_TOKENS, generator)
-    if "use_cache" in accepted:
+    for kind in (images, sounds, series, others):
+        inputs |= kind.made(asked)
+    inputs = placeholders.placed(asked, inputs)
+    if asked.takes("decoder_input_ids") and not _pools_end(model):
+        inputs["decoder_input_ids"] = _tokens(asked, TARGET_TOKENS, decoder=True)
+    if asked.takes("use_cache"):
         inputs["use_cache"] = False
     return placed(inputs, model)
 
@@ -44,54 +38,38 @@ def _pools_end(model: PreTrainedModel) -> bool:
     return bool(model.config.is_encoder_decoder) and "ForSequenceClassification" in type(model).__name__
 
 
-def _speaks(main: str) -> bool:
+def _speaks(asked: Asked) -> bool:
     """Whether the main input is a sound, whose models take token ids for the decoder only."""
-    return main in ("input_values", "input_features")
+    return asked.main in ("input_values", "input_features")
 
 
-def _tokens(config: PreTrainedConfig, length: int, generator: torch.Generator) -> Tensor:
-    text = config.get_text_config()
+def _tokens(asked: Asked, length: int, *, decoder: bool = False) -> Tensor:
+    config = asked.config
+    text: PreTrainedConfig = config.get_text_config()
     vocabulary = getattr(text, "vocab_size", None) or getattr(config, "vocab_size", None) or 32
     reserved = {
         getattr(source, name, None)
         for source in (config, text)
-        for name in ("pad_token_id", "image_token_id", "image_token_index", "audio_token_id", "video_token_id")
+        for name in vars(source)
+        if name.startswith(_SPECIAL) and name.endswith(("_token_id", "_token_index"))
     }
     end = getattr(text, "eos_token_id", None)
     end = end if isinstance(end, int) and 0 <= end < int(vocabulary) else None
     usable = [token for token in range(min(int(vocabulary), 1000)) if token not in reserved and token != end] or [0]
-    picks = torch.randint(len(usable), (BATCH, length), generator=generator)
+    picks = torch.randint(len(usable), (BATCH, length, *_streams(asked, decoder=decoder)), generator=asked.generator)
     ids = torch.tensor(usable)[picks]
-    if end is not None:
+    if end is not None and ids.dim() == 2:
         ids[:, -1] = end  # some models pool a text at its end token
     return ids
 
 
-def _image(config: PreTrainedConfig, generator: torch.Generator) -> Tensor:
-    vision = getattr(config, "vision_config", None) or config
-    size = _first(vision, ("image_size", "crop_size", "img_size"), 224)
-    height, width = size if isinstance(size, Sequence) else (size, size)
-    channels = _first(vision, ("num_channels", "in_channels", "in_chans"), 3)
-    return torch.randn(BATCH, int(channels), int(height), int(width), generator=generator)
-
-
-def _sound(config: PreTrainedConfig, generator: torch.Generator) -> Tensor:
-    bins, frames = getattr(config, "num_mel_bins", None), getattr(config, "max_length", None)
-    if isinstance(bins, int) and isinstance(frames, int) and config.model_type == "audio-spectrogram-transformer":
-        return torch.randn(BATCH, frames, bins, generator=generator)
-    return torch.randn(BATCH, SAMPLES, generator=generator)
-
-
-def _spectrum(config: PreTrainedConfig, generator: torch.Generator) -> Tensor:
-    bins = int(_first(config, ("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel"), 80))
-    frames = getattr(config, "max_source_positions", None)
-    if config.model_type == "whisper" and isinstance(frames, int):
-        return torch.randn(BATCH, bins, 2 * frames, generator=generator)
-    return torch.randn(BATCH, 40, bins, generator=generator)
-
-
-def _first(config: PreTrainedConfig, names: tuple[str, ...], default: Any) -> Any:
-    return next((getattr(config, name) for name in names if getattr(config, name, None)), default)
+def _streams(asked: Asked, *, decoder: bool) -> tuple[int, ...]:
+    """Tokens at one place of a text beside each other: codes of a sound, with or without a word."""
+    config = asked.config
+    if not decoder and hasattr(config, "codebook_vocab_size") and hasattr(config, "audio_bos_token_id"):
+        return (config.num_codebooks + 1,)
+    part = getattr(config, "decoder_config", None)
+    return (part.num_channels,) if decoder and hasattr(part, "num_channels") else ()
 
 
 def placed(inputs: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:

@@ -241,8 +241,9 @@ def structure_table(study: Study) -> Table:
     for problem in study.discovery.problems:
         module, _, why = problem.partition(": ")
         rows.append(blank | {"module": module, "remark": f"not analysed: {why}"})
-    for path, name in study.discovery.others:
-        rows.append(blank | {"module": path, "class": name, "remark": "not softmax attention: it has no heads to show"})
+    for other in study.discovery.others:
+        remark = f"not softmax attention: {other.instead}"
+        rows.append(blank | {"module": other.path, "class": other.module_class, "remark": remark})
     return Table("structure", STRUCTURE_COLUMNS, tuple(rows), "", study.provenance(), study.loaded.notes)
 
 
@@ -253,6 +254,8 @@ def _remarks(site: Site) -> Iterable[str]:
         yield "one module for layers " + ", ".join(str(layer) for layer in sorted(_layers(site)))
     if site.mixes_heads:
         yield "heads are mixed in front of the output projection, so the context is gated instead"
+    elif site.on_context:
+        yield "no module projects its heads, so they are gated where the attention returns them"
     if site.coupled:
         yield "heads can be masked but not removed exactly"
     if site.window:

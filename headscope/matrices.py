@@ -84,6 +84,7 @@ def parameters_per_head(model: nn.Module, site: Site) -> tuple[int, ...]:
 def site_shape(model: nn.Module, site: Site) -> SiteShape:
     """The sizes of a site that its cost depends on."""
     key = next((piece for piece in site.slices_of(Role.KEY) if _parameter(model, piece).dim() == 2), None)
+    left = model.get_submodule(site.module).__dict__.get("headscope_left", {})
     return SiteShape(
         id=site.id,
         n_heads=site.n_heads,
@@ -95,6 +96,8 @@ def site_shape(model: nn.Module, site: Site) -> SiteShape:
         keeps_cache=site.id.kind is not AttentionKind.SELF,
         d_source=0 if key is None else _parameter(model, key).shape[1 - key.axis],
         window=site.window,
+        n_computed=left.get("heads", 0),
+        n_kv_computed=left.get("kv_heads", 0),
     )
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from headscope.cuts import KV_COUNT, QUERY_COUNT
 from headscope.heads import Site
 from headscope.portable import ConfigView, carried
 from headscope.reasons import RAISED, first_line, quiet
-from headscope.surgery import KV_COUNT, QUERY_COUNT
 
 
 def native_config(pruned: PreTrainedModel, sites: Sequence[Site]) -> PreTrainedConfig | str:
@@ -26,6 +26,8 @@ def native_config(pruned: PreTrainedModel, sites: Sequence[Site]) -> PreTrainedC
     counts = {(site.n_heads, site.n_kv_heads, site.d_head) for site in sites}
     if len(counts) > 1 or recipe.get("silent"):
         return "its sites keep different numbers of heads, and a configuration has one number for all"
+    if recipe.get("filled"):
+        return "its attention cannot count fewer heads"
     if recipe.get("arguments"):
         return "its position biases are cut for each layer, which no configuration can say"
     n_heads, n_kv_heads, d_head = counts.pop()
@@ -35,7 +37,7 @@ def native_config(pruned: PreTrainedModel, sites: Sequence[Site]) -> PreTrainedC
         delattr(config, "auto_map")  # nothing in a native checkpoint needs code
     for part in _owning(pruned, sites, config):
         _set_counts(part, n_heads, n_kv_heads)
-        part.head_dim = d_head
+        _set_width(part, d_head)
     return _tried(pruned, config)
 
 
@@ -51,7 +53,7 @@ def native_counts(model: PreTrainedModel, site: Site, heads: int, kv_heads: int)
         config.headscope = {}
         for part in _owning(model, [site], config):
             _set_counts(part, count, groups)
-            part.head_dim = site.d_head
+            _set_width(part, site.d_head)
         described = _described(model, config)
         weight = None if isinstance(described, str) else described.get_submodule(site.output).weight
         if isinstance(weight, torch.Tensor) and count * site.d_value in weight.shape:
@@ -101,17 +103,28 @@ def _set_counts(part: Any, n_heads: int, n_kv_heads: int) -> None:
                 setattr(part, name, n_heads)
 
 
+def _set_width(part: Any, d_head: int) -> None:
+    """Say the width of a head, unless the configuration says it in parts: then `head_dim` is another number."""
+    if not hasattr(part, "qk_rope_head_dim"):
+        part.head_dim = d_head
+
+
 def _tried(pruned: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedConfig | str:
     """The configuration, read back as a loader would, if the model that it describes has the pruned model's shapes."""
     described = _described(pruned, config)
     if isinstance(described, str):
         return described
-    want = {name: tuple(tensor.shape) for name, tensor in pruned.state_dict().items()}
-    have = {name: tuple(tensor.shape) for name, tensor in described.state_dict().items()}
+    want, have = _shapes(pruned), _shapes(described)
     if want != have:
         name = next(name for name in want if have.get(name) != want[name])
         return f"{type(config).__name__} cannot say it: {name} would be {have.get(name)}, it is {want[name]}"
     return config
+
+
+def _shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """The shapes of what a checkpoint holds, and of tables that a model makes for itself."""
+    tensors = {**dict(model.named_buffers()), **model.state_dict()}
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def _described(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel | str:

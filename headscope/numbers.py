@@ -77,7 +77,7 @@ def check_recipe(content: object) -> None:
     if content["version"] > VERSION:
         raise ModelError("config.json: its heads were removed by a newer headscope", hint="pip install -U headscope")
     forms = {"parameters": _is_shape, "attributes": _are_counts, "settings": _are_counts, "arguments": _are_slices}
-    forms |= {"silent": _is_output}
+    forms |= {"silent": _is_output, "filled": _is_filling}
     for name, fits in forms.items():
         entry = content.get(name, {})
         if not isinstance(entry, dict) or not all(isinstance(path, str) for path in entry):
@@ -119,6 +119,38 @@ def _are_slices(value: object) -> bool:
         and _are_places(one.get("kept"), one["heads"])
         for one in value
     )
+
+
+def _is_filling(value: object) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("left"), dict):
+        return False
+    return _are_gaps(value.get("gaps")) and all(
+        isinstance(left, dict)
+        and _naturals([left.get("axis"), left.get("heads"), left.get("kv_heads")])
+        and _are_places(left.get("kept"), left["heads"])
+        and _are_places(left.get("kv_kept"), left["kv_heads"])
+        for left in value["left"].values()
+    )
+
+
+def _are_gaps(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, dict)
+        and isinstance(one.get("module"), str)
+        and isinstance(one.get("name"), str)
+        and _naturals([one.get("axis"), one.get("size")])
+        and one["axis"] < 8
+        and _are_runs(one.get("kept"), one["size"])
+        for one in value
+    )
+
+
+def _are_runs(value: object, size: int) -> bool:
+    """Whether a value lists ranges below `size`, in rising order, that do not touch."""
+    if not isinstance(value, list) or not all(_naturals(run) and len(run) == 2 for run in value):
+        return False
+    bounds = [bound for run in value for bound in run]
+    return all(low < high for low, high in zip([-1, *bounds], [*bounds, size + 1], strict=True))
 
 
 def _is_output(value: object) -> bool:

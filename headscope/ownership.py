@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 
 @dataclass(frozen=True)
@@ -63,19 +64,41 @@ def touched_by_each(target: Tensor, heads: Tensor, n_heads: int, tensor: Tensor)
     return [torch.stack([(row or blank)[axis] for row in rows]) for axis in range(tensor.dim())]
 
 
-def fed_by(target: Tensor, source: Tensor, heads: Tensor, n_heads: int, *, axis: int) -> AxisTouch:
-    """Which head of `source` feeds each index of `target` along `axis`.
+def fed_by(target: Tensor, source: Tensor, heads: Tensor, n_heads: int) -> Touch:
+    """Which head of `source` feeds each index of `target`, along each of its axes.
 
     Forward influence from backward passes: `Jᵀu` is linear in `u`, so its derivative from the elements of one head is
     `J` applied to them.
     """
     probe = _weights(target).requires_grad_(True)
-    (pulled,) = torch.autograd.grad(target, source, probe, create_graph=True, retain_graph=True)
+    (pulled,) = torch.autograd.grad(target, source, probe, create_graph=True, retain_graph=True, materialize_grads=True)
     touch = touches(pulled, heads, n_heads, [probe])[0]
     if touch is None:
-        blank = torch.zeros(target.shape[axis], dtype=torch.bool, device=target.device)
-        return AxisTouch(blank, blank, blank.long())
-    return touch[axis % target.dim()]
+        sizes = [torch.zeros(size, dtype=torch.bool, device=target.device) for size in target.shape]
+        return [AxisTouch(blank, blank, blank.long()) for blank in sizes]
+    return touch
+
+
+def owned_axis(touch: Touch, n_heads: int, module: nn.Module) -> int | None:
+    """The axis along which every index belongs to at most one head; for a single head, the output axis."""
+    clean = [axis for axis, seen in enumerate(touch) if seen.clean]
+    if not clean or n_heads == 1:
+        partial = [axis for axis in clean if not bool(touch[axis].touched.all())]
+        output = 1 if isinstance(module, Conv1D) and len(touch) > 1 else 0
+        return None if not clean else partial[0] if partial else output
+    covering = [axis for axis in clean if len(set(touch[axis].owners()) - {-1}) == n_heads]
+    return covering[0] if covering else None
+
+
+def group_owner(table: Tensor) -> tuple[int, ...] | None:
+    """From `[head index]`, the group that each index serves; None unless the groups are equal and neighbouring."""
+    n_heads = table.shape[0]
+    sets = sorted({tuple(column.nonzero().flatten().tolist()) for column in table.T} - {()})
+    flat = [head for group in sets for head in group]
+    if flat != list(range(n_heads)) or len({len(group) for group in sets}) != 1:
+        return None
+    number = {group: index for index, group in enumerate(sets)}
+    return tuple(number.get(tuple(column.nonzero().flatten().tolist()), -1) for column in table.T)
 
 
 def depends(target: Tensor, source: Tensor) -> bool:

@@ -11,10 +11,12 @@ The recipe's entries, all optional:
     settings     {module: {name: count}}        counts that a module reads from its configuration while it runs
     arguments    {module: [slice, ...]}         tensors that reach a module with every head and are cut there
     silent       {module: output}               modules without a head: only their output's bias is left
+    filled       {module: filling}              modules that run on whole parameters: zeros where the slices were
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -83,27 +85,22 @@ def restore(model: nn.Module, recipe: Mapping[str, Any]) -> None:
     """
     for path, shape in recipe.get("parameters", {}).items():
         owner, _, name = path.rpartition(".")
-        module = find(model, owner)
-        old = None if module is None else getattr(module, name, None)
-        if module is not None and old is not None:
+        if (module := find(model, owner)) is not None and (old := getattr(module, name, None)) is not None:
             resize(module, name, torch.empty(shape, dtype=old.dtype, device=old.device))
-    for path, counts in recipe.get("attributes", {}).items():
-        module = find(model, path)
-        for name, count in counts.items():
-            if module is not None and type(vars(module).get(name)) in (int, tuple):
-                setattr(module, name, tuple(count) if isinstance(count, list) else count)
-    for path, counts in recipe.get("settings", {}).items():
-        module = find(model, path)
-        if module is not None:
-            see_config(module, counts)
-    for path, slices in recipe.get("arguments", {}).items():
-        module = find(model, path)
-        if module is not None:
-            slice_arguments(module, slices)
+    ways = {"attributes": _count, "settings": see_config, "arguments": slice_arguments, "filled": fill_in}
+    for entry, give in ways.items():
+        for path, content in recipe.get(entry, {}).items():
+            if (module := find(model, path)) is not None:
+                give(module, content)
     for path, output in recipe.get("silent", {}).items():
-        module = find(model, path)
-        if module is not None:
+        if (module := find(model, path)) is not None:
             silence(model, module, output)
+
+
+def _count(module: nn.Module, counts: Mapping[str, Any]) -> None:
+    for name, count in counts.items():
+        if type(vars(module).get(name)) in (int, tuple):
+            setattr(module, name, tuple(count) if isinstance(count, list) else count)
 
 
 def resize(module: nn.Module, name: str, values: Tensor) -> None:
@@ -126,14 +123,10 @@ def find(model: nn.Module, path: str) -> nn.Module | None:
     prefix = str(getattr(model, "base_model_prefix", ""))
     inner = getattr(model, prefix, None) if prefix else None
     shorter = path.removeprefix(f"{prefix}.") if prefix else path
-    for root in (model, inner):
-        if not isinstance(root, nn.Module):
-            continue
-        for name in dict.fromkeys((path, shorter)):
-            try:
+    for root in (model, *([inner] if isinstance(inner, nn.Module) else [])):
+        for name in (path, shorter):
+            with contextlib.suppress(AttributeError):
                 return root.get_submodule(name)
-            except AttributeError:
-                continue
     return None
 
 
@@ -162,9 +155,8 @@ def see_config(module: nn.Module, counts: Mapping[str, int]) -> None:
         module.config = ConfigView(config, counts)  # type: ignore[assignment]
 
 
-# A slice is {"where": "forward" | "attention", "name": argument, "axis": axis, "heads": before, "kept": [places]}:
-# an argument of the module's forward, or of the attention function that it calls. Along its axis lie all heads, or
-# (where the first axis holds sequences and heads) a multiple of them.
+# A slice is {"where": "forward" | "attention", "name": argument, "axis": axis, "heads": before, "kept": [places]}: an
+# argument of a forward, or of the attention function. Along its axis lie all heads (along the first: of sequences).
 
 
 def slice_arguments(module: nn.Module, slices: list[dict[str, Any]]) -> None:
@@ -205,9 +197,7 @@ def _forward_hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _wrap_interface() -> None:
-    """Let the attention functions of this process cut arguments, for as long as it runs: there is one interface for
-    all models. Calls of modules without slices pass through untouched.
-    """
+    """Let the attention functions of this process cut arguments of modules that have slices, for as long as it runs."""
     original: Callable[..., Any] = AttentionInterface.get_interface
     if getattr(original, "headscope", False):
         return
@@ -226,13 +216,44 @@ def _wrap_interface() -> None:
     AttentionInterface.get_interface = get_interface  # type: ignore[method-assign]
 
 
+def fill_in(module: nn.Module, filling: dict[str, Any]) -> None:
+    """Let a module that cannot count fewer heads run on whole parameters, which exist only while it runs.
+
+    `filling` has its "gaps" [{"module": path inside, "name": parameter, "axis": axis, "size": before, "kept": [[start,
+    stop], ...]}, ...] and, for each attention module inside, which heads are "left" (`left.HeadsLeft`).
+    """
+    if "headscope_filled" not in module.__dict__:
+        module.register_forward_pre_hook(_fill)
+        module.register_forward_hook(_empty, always_call=True)
+    module.__dict__["headscope_filled"] = filling
+    for path, left in filling["left"].items():
+        module.get_submodule(path).__dict__["headscope_left"] = left
+
+
+def _fill(module: nn.Module, args: tuple[Any, ...]) -> None:
+    filling = module.__dict__["headscope_filled"]
+    fill_in(module, filling)  # some models change a module for another of its kind while they run
+    for gap in filling["gaps"]:
+        owner = module.get_submodule(gap["module"])
+        values: Tensor = getattr(owner, gap["name"])  # with earlier gaps filled
+        kept = torch.cat([torch.arange(*run, device=values.device) for run in gap["kept"]])
+        shape = (*values.shape[: gap["axis"]], gap["size"], *values.shape[gap["axis"] + 1 :])
+        whole: Any = values.new_zeros(shape).index_copy(gap["axis"], kept, values)
+        whole.headscope_of = getattr(values, "headscope_of", values)
+        owner.__dict__[gap["name"]] = whole  # found before the parameter
+
+
+def _empty(module: nn.Module, *_: Any) -> None:
+    for gap in module.__dict__["headscope_filled"]["gaps"]:
+        module.get_submodule(gap["module"]).__dict__.pop(gap["name"], None)
+
+
 class Silent(nn.Module):
     """An attention module without heads: what it writes is its output projection's bias, whatever it reads.
 
-    It keeps the parameters and children of the module it stands for under their names. `output` says what that
-    returned: {"items": for each item of a tuple "" (what is written), the name of the argument that is handed on, or
-    None; empty for a bare tensor, "projection": the output projection's path inside the module, or None where it lies
-    outside, "width": of what is written, "cache": whether this layer's cache counts tokens}.
+    It keeps the parameters and children of the module it stands for. `output` says what that returned: {"items": for
+    each of a tuple "" (what is written), the name of the argument that is handed on, or None; empty for a bare tensor,
+    "projection": its path inside the module, or None, "width": of what is written, "cache": whether it counts tokens}.
     """
 
     def __init__(self, original: nn.Module, output: Mapping[str, Any]) -> None:

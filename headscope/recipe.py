@@ -58,6 +58,7 @@ def recipe(model: PreTrainedModel, before: Snapshot) -> dict[str, Any]:
     settings: dict[str, Counts] = {}
     arguments: dict[str, Any] = {}
     silent: dict[str, Any] = {}
+    filled: dict[str, Any] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, Silent):
             silent[path] = module.output
@@ -70,8 +71,10 @@ def recipe(model: PreTrainedModel, before: Snapshot) -> dict[str, Any]:
             settings[path] = dict(config.__dict__["_counts"])
         if "headscope_arguments" in module.__dict__:
             arguments[path] = module.__dict__["headscope_arguments"]
+        if "headscope_filled" in module.__dict__:
+            filled[path] = module.__dict__["headscope_filled"]
     entries = {"parameters": parameters, "attributes": attributes, "settings": settings, "arguments": arguments}
-    return {name: entry for name, entry in (entries | {"silent": silent}).items() if entry}
+    return {name: entry for name, entry in (entries | {"silent": silent, "filled": filled}).items() if entry}
 
 
 def numbering(

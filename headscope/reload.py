@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,11 +20,23 @@ HASHES = "hashes.json"
 
 
 def outputs(model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
-    """Every floating tensor that a model returns for `inputs`, by name; caches are left out."""
+    """Every floating tensor that a model returns for `inputs`, by name, also those in tuples; caches are left out, and
+    so are attention maps, of which there are as many as heads.
+    """
     with torch.no_grad():
-        returned = model(**inputs)
-    found = {name: value for name, value in returned.items() if isinstance(value, Tensor)}
-    return {name: value for name, value in found.items() if value.is_floating_point()}
+        found = dict(_tensors(model(**inputs), "output"))
+    return {name: value for name, value in found.items() if not name.partition(".")[0].endswith("attentions")}
+
+
+def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """The floating tensors in a model's output; those in the outermost one have their own names."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield name, value
+    elif isinstance(value, (dict, list, tuple)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            yield from _tensors(item, str(key) if name == "output" else f"{name}.{key}")
 
 
 def own_memory(model: Any) -> Any:

@@ -28,13 +28,14 @@ class _Reading:
 
 def settings_read(model: PreTrainedModel, paths: Iterable[str]) -> dict[str, set[str]]:
     """The settings that each module reads from its configuration while the model runs, by module path."""
+    inputs = probe_inputs(model)
     modules = {path: model.get_submodule(path) for path in paths}
     readers = {path: _Reading(module.config) for path, module in modules.items() if hasattr(module, "config")}
     for path, reader in readers.items():
         modules[path].config = reader  # type: ignore[assignment]
     try:
         with torch.no_grad(), evaluating(model):
-            model(**probe_inputs(model))
+            model(**inputs)
     finally:
         for path, reader in readers.items():
             modules[path].config = reader.__dict__["_config"]

@@ -26,6 +26,7 @@ def output_forms(model: PreTrainedModel, sites: Sequence[Site]) -> dict[str, dic
     """
     if not sites:
         return {}
+    inputs = probe_inputs(model)
     readers = {site.module: _Reader(model, site) for site in sites}
     silent = {site.id: torch.zeros(site.n_heads) for site in sites}
     with contextlib.ExitStack() as stack:
@@ -35,7 +36,7 @@ def output_forms(model: PreTrainedModel, sites: Sequence[Site]) -> dict[str, dic
         stack.enter_context(gate(model, silent, sites))
         stack.enter_context(evaluating(model))
         with torch.no_grad():
-            model(**probe_inputs(model))
+            model(**inputs)
     return {path: reader.form for path, reader in readers.items()}
 
 
@@ -58,7 +59,7 @@ class _Reader:
         items: list[str | None] = []
         for place, item in enumerate(output if isinstance(output, tuple) else ()):
             handed_on = next((name for name, value in given.items() if value is item and item is not None), None)
-            if place and handed_on is None and isinstance(item, Tensor) and not _is_map(item):
+            if place and handed_on is None and isinstance(item, Tensor) and not is_map(item):
                 raise self._indispensable("makes what other layers use")
             items.append(handed_on if place else "")
         self.form["items"] = items
@@ -79,7 +80,7 @@ class _Reader:
         )
 
 
-def _is_map(item: Tensor) -> bool:
+def is_map(item: Tensor) -> bool:
     """Whether a tensor is an attention map, which a module without heads need not make."""
     rows = item.sum(dim=-1)
     return item.dim() >= 3 and bool((item >= 0).all()) and bool((rows <= 1 + 1e-3).all())

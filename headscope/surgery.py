@@ -6,31 +6,23 @@ part of themselves without changing what is left, so their sites are refused by 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from headscope.boundary import Boundary, boundaries
+from headscope.cuts import Cut, Way
 from headscope.errors import InvalidPlan, UnsupportedModel
-from headscope.heads import ParameterSlice, Role, Site, SiteId
+from headscope.heads import Role, Site, SiteId
 from headscope.matrices import total_parameters
 from headscope.plan import Plan, SiteHeads, require_removable
-from headscope.portable import carried, resize, see_config, silence, slice_arguments
+from headscope.portable import carried, silence
 from headscope.recipe import numbering, recipe, snapshot
+from headscope.rehearsal import rehearse
 from headscope.settings_read import settings_read
 from headscope.silence import output_forms
-
-QUERY_COUNT = re.compile(r"(num|n)_?(attention_|attn_)?heads?|heads|(en|de)coder_(attention_)?heads")
-KV_COUNT = re.compile(r"(num|n)_?(key_value|kv)_?heads?|kv_heads|multi_query_group_num|num_key_value_heads")
-_GROUP_SIZE = re.compile(r"num_(key_value|kv)_groups|num_queries_per_kv|n_rep|q_heads_per_kv")
-_WIDTH = re.compile(
-    r"all_head_size|(inner|attn|attention|embed|value|key|query|q|kv)_(dim|size)|attention_hidden_size|split_size"
-    r"|hidden_size|d_model"
-)
 
 
 def prune(model: PreTrainedModel, sites: Sequence[Site], plan: Plan) -> None:
@@ -72,15 +64,15 @@ def _perform(
     before = snapshot(model)
     read = settings_read(model, [cut.site.module for cut in cuts])
     forms = output_forms(model, [cut.site for cut in cuts if not cut.kept])
+    ways = {} if kv_kept is not None else rehearse(model, [cut for cut in cuts if cut.kept], edges, read=read)
     for cut in cuts:
         edge = edges[cut.site.module]
-        cut.parameters(model, edge)
         if not cut.kept:
+            cut.require_counted(model)
+            cut.parameters(model, edge)
             silence(model, model.get_submodule(cut.site.module), forms[cut.site.module])
-            continue
-        cut.counts(model, fixed=any(one.where == "attention" for one in edge.arguments))
-        cut.settings(model, read[cut.site.module])
-        cut.arguments(model, edge)
+        else:
+            cut.make(model, edge, read[cut.site.module], way=ways.get(cut.site.module, Way.COUNTED))
     numbers = numbering(model, sites, plan, physical=True, kv_kept=kv_kept)
     model.config.headscope = numbers | recipe(model, before)
 
@@ -151,86 +143,6 @@ def require_separable(sites: Iterable[Site]) -> None:
             raise InvalidPlan(f"{site.id}: {what} ties its heads together, so none can be removed exactly", hint=hint)
 
 
-class Cut:
-    """What one attention module loses; `kept` and `kv_kept` are places among its present heads."""
-
-    def __init__(self, site: Site, kept: list[int], kv_kept: list[int]) -> None:
-        self.site, self.kept, self.kv_kept = site, kept, kv_kept
-
-    def parameters(self, model: nn.Module, edge: Boundary) -> None:
-        """Slice every parameter that belongs to the removed heads."""
-        for (path, name, axis), gone in self.dropped(edge).items():
-            if bool(gone.any()):
-                _slice(model.get_submodule(path), name, axis, (~gone).nonzero().flatten())
-
-    def dropped(self, edge: Boundary) -> dict[tuple[str, str, int], Tensor]:
-        """Which indices go, for each module, parameter and axis."""
-        dropped: dict[tuple[str, str, int], Tensor] = {}
-        for piece in self.site.slices:
-            if piece.path not in edge.whole:
-                key, kept = (piece.module, piece.name, piece.axis), self._of(piece)
-                gone = torch.tensor([owner >= 0 and owner not in kept for owner in piece.owner])
-                dropped[key] = dropped[key] | gone if key in dropped else gone
-        return dropped
-
-    def _of(self, piece: ParameterSlice) -> set[int]:
-        return set(self.kv_kept if piece.role in (Role.KEY, Role.VALUE) else self.kept)
-
-    def counts(self, model: nn.Module, *, fixed: bool) -> None:
-        """Let the counts that the module keeps for itself follow.
-
-        With `fixed` the number of heads stays: the module makes tensors for all heads, which are cut afterwards.
-        """
-        module, site = model.get_submodule(self.site.module), self.site
-        for name, value in list(vars(module).items()):
-            count = self._count(name, value) if type(value) is int else None
-            if count is not None and not (fixed and QUERY_COUNT.fullmatch(name)):
-                setattr(module, name, count)
-        widths = {site.n_heads * site.d_value: len(self.kept) * site.d_value}
-        widths |= {site.n_heads * site.d_head: len(self.kept) * site.d_head}
-        for name, value in list(vars(module).items()):
-            if type(value) is int and value in widths and _WIDTH.fullmatch(name):
-                setattr(module, name, widths[value])
-
-    def _count(self, name: str, value: int) -> int | None:
-        """What a count of this name and value becomes; None for one that does not count heads."""
-        site = self.site
-        if KV_COUNT.fullmatch(name) and value == site.n_kv_heads:
-            return len(self.kv_kept)
-        if QUERY_COUNT.fullmatch(name) and value == site.n_heads:
-            return len(self.kept)
-        if _GROUP_SIZE.fullmatch(name) and value == site.group_size and self.kv_kept:
-            return len(self.kept) // len(self.kv_kept)
-        return None
-
-    def settings(self, model: nn.Module, read: Iterable[str]) -> None:
-        """Let the counts that the module reads from its configuration while it runs follow."""
-        module = model.get_submodule(self.site.module)
-        config: Any = getattr(module, "config", None)
-        counts = {name: self._count(name, value) for name in read if type(value := getattr(config, name, 0)) is int}
-        changed = {name: count for name, count in counts.items() if count is not None}
-        if changed:
-            see_config(module, changed)
-
-    def arguments(self, model: nn.Module, edge: Boundary) -> None:
-        """Cut what reaches the module with something for every head; on top of earlier cuts, if there were."""
-        module = model.get_submodule(self.site.module)
-        earlier = {(piece["where"], piece["name"]): piece for piece in module.__dict__.get("headscope_arguments", ())}
-        for one in edge.arguments:
-            before = earlier.get((one.where, one.name))
-            heads = before["heads"] if before else self.site.n_heads
-            kept = [before["kept"][place] for place in self.kept] if before else self.kept
-            earlier[one.where, one.name] = {
-                "where": one.where,
-                "name": one.name,
-                "axis": one.axis,
-                "heads": heads,
-                "kept": kept,
-            }
-        if earlier:
-            slice_arguments(module, list(earlier.values()))
-
-
 def _places(site: Site, plan: Plan) -> list[int]:
     """Places of the heads that a plan leaves in a site."""
     kept = set(plan.kept(site.id))
@@ -265,9 +177,3 @@ def _require_own(cuts: Sequence[Cut], edges: Mapping[str, Boundary]) -> None:
                     f"{piece.path} belongs to heads of {other.site.id} and of {cut.site.id}",
                     hint="remove the same heads of both, or use --layout masked",
                 )
-
-
-def _slice(module: nn.Module, name: str, axis: int, kept: Tensor) -> None:
-    """Keep some indices of a parameter along an axis."""
-    old: Tensor = getattr(module, name)
-    resize(module, name, old.detach().index_select(axis, kept.to(old.device)).clone())

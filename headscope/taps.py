@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import AttentionInterface
 
+from headscope.left import HeadsLeft
 from headscope.portable import cut
 
 SOFTMAX = {torch.softmax, torch.Tensor.softmax, F.softmax}
@@ -32,7 +33,6 @@ _PRODUCT = {
     torch.Tensor.baddbmm,
     torch.einsum,
 }
-_PASSIVE = (nn.Softmax, nn.Dropout, nn.Identity)
 
 
 @dataclass
@@ -59,10 +59,29 @@ class AttentionCall:
     eager: Callable[..., Any] | None = None
     """The model's own eager attention function, whatever runs in its place."""
 
+    def told(self, on_call: OnCall) -> Tensor | None:
+        """What `on_call` makes of this call, of which it sees the heads that are left."""
+        left = HeadsLeft.of(self.module)
+        if left is None:
+            return on_call(self)
+        query, key, value, rows = self.query, self.key, self.value, self.probabilities
+        part = replace(
+            self,
+            query=None if query is None else left.query(query),
+            key=None if key is None else left.key(key),
+            value=None if value is None else left.key(value),
+            context=left.context(self.context) if len(self.context) else self.context,
+            probabilities=None if rows is None else left.query(rows),
+        )
+        changed = on_call(part)
+        return None if changed is None else left.whole(changed)
+
+
+OnProduct = Callable[[nn.Parameter, Tensor, Tensor], None]
+"""Sees a parameter that a function multiplies with a tensor, that tensor, and the product."""
 
 OnCall = Callable[[AttentionCall], Tensor | None]
 """Sees a call; may return a tensor that the model then uses in place of the context."""
-
 
 Enter = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
@@ -93,14 +112,14 @@ class InterfaceTap(contextlib.AbstractContextManager["InterfaceTap"]):
                 call.keywords = {name: value for name, value in kwargs.items() if name != "attention_mask"}
                 tap.depth += 1
                 try:
-                    ready = None if tap.before is None else tap.before(call)
+                    ready = None if tap.before is None else call.told(tap.before)
                     output = (
                         (ready, None) if ready is not None else function(module, query, key, value, *args, **kwargs)
                     )
                 finally:
                     tap.depth -= 1
                 call.context = output[0]
-                changed = tap.on_call(call)
+                changed = call.told(tap.on_call)
                 return output if changed is None else (changed, *output[1:])
 
             return tapped
@@ -115,9 +134,7 @@ class InterfaceTap(contextlib.AbstractContextManager["InterfaceTap"]):
 class ModuleStack(contextlib.AbstractContextManager["ModuleStack"]):
     """Knows which modules are running, innermost last, and shows each module's inputs as it starts."""
 
-    def __init__(
-        self, model: nn.Module, on_enter: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
-    ) -> None:
+    def __init__(self, model: nn.Module, on_enter: Enter) -> None:
         self.model = model
         self.on_enter = on_enter
         self.running: list[nn.Module] = []
@@ -143,22 +160,33 @@ class ModuleStack(contextlib.AbstractContextManager["ModuleStack"]):
 
     def innermost(self) -> nn.Module | None:
         """The innermost running module that computes something of its own."""
-        return next((module for module in reversed(self.running) if not isinstance(module, _PASSIVE)), None)
+        return next((module for module in reversed(self.running) if not _is_passive(module)), None)
+
+
+def _is_passive(module: nn.Module) -> bool:
+    """Whether a module is an operation (softmax, dropout, a product) rather than an attention: it holds nothing."""
+    return not module._modules and not module._parameters
 
 
 class FunctionTap(TorchFunctionMode):
     """Finds attention in modules that bypass the interface, by following what happens to a softmax."""
 
-    def __init__(self, stack: ModuleStack, interface: InterfaceTap, on_call: OnCall) -> None:
+    def __init__(
+        self, stack: ModuleStack, interface: InterfaceTap, on_call: OnCall, on_product: OnProduct | None = None
+    ) -> None:
         super().__init__()
-        self.stack, self.interface, self.on_call = stack, interface, on_call
+        self.stack, self.interface, self.on_call, self.on_product = stack, interface, on_call, on_product
         # Tensors are kept alive with their marks: an id may be given again once its tensor is gone.
         self._scores: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._maps: dict[int, tuple[Tensor, nn.Module, tuple[Tensor, Tensor] | None]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            return self._opened(args, kwargs)
         output = func(*args, **kwargs)
+        if self.on_product is not None and (func in _PRODUCT or func is F.linear):
+            self._show_product(output, [*args, *kwargs.values()])
         if self.interface.depth or not isinstance(output, Tensor) or output.dim() < 3:
             return output
         inputs = list(_tensors([*args, *kwargs.values()]))
@@ -172,11 +200,36 @@ class FunctionTap(TorchFunctionMode):
             module = self.stack.innermost()
             if module is not None:
                 self._maps[id(output)] = (output, module, scored[1:] if scored else None)
-        elif func in _PRODUCT and scored is None and len(inputs) >= 2:
+        elif func in _PRODUCT and len(inputs) >= 2:
             self._scores[id(output)] = (output, inputs[-2], inputs[-1])
         elif scored is not None and output.is_floating_point():
             self._scores[id(output)] = (output, *scored[1:])
         return output
+
+    def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run torch's own multi-head attention with its steps in sight: it asks this mode once, and then would not."""
+        asks = F.has_torch_function
+
+        def answer(tensors: Any) -> bool:
+            F.has_torch_function = asks
+            return False
+
+        F.has_torch_function = answer
+        try:
+            with self:
+                return F.multi_head_attention_forward(*args, **kwargs)
+        finally:
+            F.has_torch_function = asks
+
+    def _show_product(self, output: Any, values: list[Any]) -> None:
+        tensors = list(_tensors(values))
+        stored = [
+            tensor if isinstance(tensor, nn.Parameter) else vars(tensor).get("headscope_of") for tensor in tensors
+        ]
+        parameter = next((one for one in stored if one is not None), None)
+        other = next((tensor for tensor, one in zip(tensors, stored, strict=True) if one is None), None)
+        if self.on_product is not None and parameter is not None and other is not None:
+            self.on_product(parameter, other, output)
 
     def _after_softmax(self, func: Any, output: Tensor, inputs: list[Tensor], mapped: Any) -> Any:
         _, module, operands = mapped
@@ -199,7 +252,7 @@ class FunctionTap(TorchFunctionMode):
         call = AttentionCall(module, given["query"], given["key"], given["value"], output, None, False)
         call.mask, call.eager, call.implementation = given.get("attn_mask"), plain_attention, "sdpa"
         call.keywords = {"is_causal": bool(given.get("is_causal", False)), "scale": given.get("scale")}
-        changed = self.on_call(call)
+        changed = call.told(self.on_call)
         return output if changed is None else changed
 
     def _emit(
@@ -211,10 +264,10 @@ class FunctionTap(TorchFunctionMode):
         context: Tensor,
         probabilities: Tensor | None,
     ) -> Tensor:
-        one_key = probabilities is not None and probabilities.shape[-1] < 2  # a softmax over something else
-        if module is None or one_key:
+        one_key = probabilities is not None and probabilities.shape[-1] < 2
+        if module is None or (one_key and query is None):  # a softmax over something else
             return context
-        changed = self.on_call(AttentionCall(module, query, key, value, context, probabilities, False))
+        changed = AttentionCall(module, query, key, value, context, probabilities, False).told(self.on_call)
         return context if changed is None else changed
 
 

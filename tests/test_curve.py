@@ -28,11 +28,11 @@ from headscope.data import DataOptions, load_examples
 from headscope.errors import InvalidPlan, UsageError
 from headscope.examples import held_out
 from headscope.heads import HeadId
+from headscope.mending import Mender
 from headscope.models import LoadOptions, load
 from headscope.objective import Objective
 from headscope.plan import Plan, SiteHeads
 from headscope.pruning import PruneOptions
-from headscope.repair import Mender
 from headscope.reports import _curve
 from headscope.reports._curve import Line, Panel, draw_curves
 from headscope.request import Request

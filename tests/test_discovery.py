@@ -147,7 +147,7 @@ def test_output_gate_rows_are_found_beside_the_query_rows() -> None:
 def test_hybrid_model_lists_its_other_mixers() -> None:
     found = find_sites(SPECIMENS["qwen3_next"].build())
     assert [site.id.layer for site in found.sites] == [0, 2]
-    assert [path for path, _ in found.others] == ["model.layers.1.linear_attn"]
+    assert [other.path for other in found.others] == ["model.layers.1.linear_attn"]
 
 
 def test_parameters_of_heads_add_up() -> None:

@@ -12,22 +12,25 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "headscope"
 FLOORS = [
-    "portable reload least_squares downdates interrupt foreign",
+    "portable reload least_squares downdates interrupt foreign left made_up made_up/*",
     "errors columns shapes heads provenance losses examples rows inputs positions ownership taps alignment",
-    "metrics places registry devices upload tables cost naming jsonfiles unpack geometry stacks capture vocabulary "
-    "tiles memory sampling subsets curve_columns outcomes",
-    "tasks families greedy",
+    "metrics places registry devices upload tables cost naming jsonfiles unpack geometry moving stacks capture "
+    "vocabulary tiles memory sampling subsets curve_columns outcomes",
+    "tasks families greedy projecting",
     "tasks/* families/* fields formats headers matrices objective anatomy patterns conllu criteria plan_values numbers",
     "location discovery spare_tensors outline clusters cells folders leftovers manifest companions card hub_data "
     "scores pairs output_weights",
     "weights widening settings_read boundary silence folder_writing scores/* sources reasons texts plan_files measures",
-    "models sums reading gated replay plan score_files layouts moments row_store circuits",
-    "ablated data reports words counts units recipe measures/* pair_sums side_by_side",
+    "models sums reading gated replay plan score_files layouts moments row_store circuits streams cuts",
+    "ablated data reports words counts units recipe measures/* pair_sums resuming rehearsal",
     "study reports/* choice surgery",
     "inspection row_sums maps relations evaluation timing comparison_columns bootstrap alike native verify pairing",
     "output_moments merging forms",
-    "reconstruct",
+    "reconstruct emphasis",
+    "original",
+    "side_by_side",
     "checks survey estimate comparison repair request stored criteria/* merge_maps",
+    "mending",
     "trials prepared",
     "pruned",
     "outlay selection publish likeness",

@@ -1,0 +1,18 @@
+"""The sample of the census that the default tests run: one model type for each structure of attention."""
+
+from __future__ import annotations
+
+LANGUAGE = (
+    *("bert", "albert", "distilbert", "deberta", "deberta-v2", "modernbert", "funnel", "mpnet", "xlnet", "squeezebert"),
+    *("gpt2", "gpt_neo", "gptj", "gpt_neox", "gpt_bigcode", "bloom", "mpt", "falcon", "opt", "ctrl", "codegen"),
+    *("llama", "gemma2", "gemma3n_text", "phi3", "cohere2", "olmo2", "bitnet", "diffllama", "qwen3_next", "gpt_oss"),
+    *("deepseek_v3", "mixtral", "jamba", "mamba2", "zamba"),
+)
+"""Decoders and encoders of text: separate and fused projections, groups, sinks, gates, latent projections, mixers."""
+SENSES = (
+    *("t5", "bart", "pegasus_x", "longt5", "prophetnet", "whisper", "speech_to_text", "wav2vec2", "wavlm", "hubert"),
+    *("vit", "beit", "dinov2", "swin", "swinv2", "segformer", "mobilevit", "timesformer", "vivit", "detr", "sam"),
+    *("clip", "siglip", "blip", "qwen2_5_vl", "llava", "mllama", "paligemma", "idefics3", "perceiver"),
+    *("musicgen", "informer", "patchtst", "decision_transformer", "layoutlmv3"),
+)
+"""Pairs of an encoder and a decoder, and models of sounds, images, several senses, series and actions."""

@@ -1,0 +1,107 @@
+"""Runs the census in processes of its own, a few model types each, so that a crash or a hang costs one row."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from .rows import ROOT, Row
+
+TOGETHER = 30
+"""Model types in one process: its start costs as much as several of them."""
+MEMORY = 10 * 2**30
+"""Bytes of address space that one process may take."""
+Judge = Callable[[str], Row]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long one model type may take, in seconds, and what a worker is started with."""
+
+    seconds: float = 120.0
+    command: tuple[str, ...] = (sys.executable, "-m", "tests.census", "--worker")
+
+
+def run(types: Sequence[str], jobs: int, limits: Limits) -> Iterator[Row]:
+    """A row for each type, as they come."""
+    waiting: deque[list[str]] = deque(list(types[at : at + TOGETHER]) for at in range(0, len(types), TOGETHER))
+    rows: queue.Queue[Row | None] = queue.Queue()
+
+    def work() -> None:
+        while True:
+            try:
+                batch = waiting.popleft()
+            except IndexError:
+                break
+            while batch:
+                for row in batch_rows(batch, limits):
+                    rows.put(row)
+                    batch = batch[batch.index(row.model_type) + 1 :]
+        rows.put(None)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    running = jobs
+    while running:
+        row = rows.get()
+        if row is None:
+            running -= 1
+        else:
+            yield row
+
+
+def batch_rows(types: Sequence[str], limits: Limits) -> Iterator[Row]:
+    """Rows from one process, up to the type that crashes or hangs it, which gets a row that says so."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    process = subprocess.Popen(
+        [*limits.command, *types],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    lines: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_read, args=(process, lines), daemon=True).start()
+    try:
+        for model_type in types:
+            row = _next_row(model_type, lines, process, seconds=limits.seconds)
+            yield row
+            if row.reason.startswith(("hangs", "crashes")):
+                return
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.put(line)
+    lines.put("")
+
+
+def _next_row(model_type: str, lines: queue.Queue[str], process: subprocess.Popen[str], *, seconds: float) -> Row:
+    try:
+        line = lines.get(timeout=seconds)
+        while line and not line.startswith('{"model_type"'):
+            line = lines.get(timeout=seconds)
+    except queue.Empty:
+        return Row(model_type, reason=f"hangs: no result after {seconds:.0f} s", seconds=seconds)
+    if not line:
+        return Row(model_type, reason=f"crashes its process: exit status {process.wait()}")
+    return Row(**json.loads(line))
+
+
+def serve(types: Sequence[str], judge: Judge) -> None:
+    """What a worker does: judge types in order, one line of JSON on stdout for each."""
+    for model_type in types:
+        print(json.dumps(asdict(judge(model_type))), flush=True)
