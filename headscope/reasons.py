@@ -13,7 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers.utils import logging as transformers_logging
 
 from headscope.errors import ModelError
-from headscope.foreign import RAISED, NoBareErrors
+from headscope.foreign import RAISED, NoBareErrors, hushed
 from headscope.headers import read_config
 from headscope.jsonfiles import quote
 from headscope.location import Location
@@ -47,12 +47,13 @@ def configuration_error(location: Location, error: BaseException) -> ModelError:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' own messages and progress bars off stderr: what matters becomes a note or an error."""
+    """Keep what transformers and what is below it print off both streams: what matters becomes a note or an error."""
     level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        yield
+        with hushed():
+            yield
     finally:
         transformers_logging.set_verbosity(level)
         if bars:
