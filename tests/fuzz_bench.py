@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -103,12 +105,15 @@ class Bench:
 
 
 def command(*words: object) -> None:
-    """Run the command line in this process: it ends with a code of its own and says nothing that a terminal obeys."""
+    """Run the command line in this process: it ends with a code of its own and says nothing that a terminal obeys.
+
+    Compiled libraries, which write past Python's streams, say nothing at all.
+    """
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace") for _ in range(2)]
     before = sys.argv
     sys.argv = ["headscope", *map(str, words)]
     try:
-        with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]), _past_python() as past:
             code = _run()
             for stream in streams:
                 stream.flush()
@@ -117,6 +122,25 @@ def command(*words: object) -> None:
     out, err = (stream.buffer.getvalue() for stream in streams)  # type: ignore[attr-defined]
     assert code in (0, 1, 2, 3), (code, err)
     assert b"\x1b" not in out + err and b"Traceback" not in err, err
+    assert past == [b""], past
     if code:
         assert err.startswith(b"error: ") or b"\nerror: " in err, (code, err)
         assert all(len(line) < 5000 for line in err.splitlines()), err
+
+
+@contextlib.contextmanager
+def _past_python() -> Iterator[list[bytes]]:
+    """What is written to the process's own output in this block, once it has ended."""
+    found: list[bytes] = []
+    with tempfile.TemporaryFile() as file:
+        kept = [os.dup(descriptor) for descriptor in (1, 2)]
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+        try:
+            yield found
+        finally:
+            for descriptor, own in zip((1, 2), kept, strict=True):
+                os.dup2(own, descriptor)
+                os.close(own)
+            file.seek(0)
+            found.append(file.read())
