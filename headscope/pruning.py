@@ -173,6 +173,7 @@ class _Pruning:
             verification=proof,
             notes=tuple(dict.fromkeys(self.notes)),
             history=selection.history,
+            provenance=self.study.provenance(),
         )
         return result, form.config, inputs
 

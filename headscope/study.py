@@ -276,6 +276,7 @@ class Study:
             task=loaded.task_name,
             examples=len(examples) if examples else 0,
             skipped=examples.skipped if examples else 0,
+            truncated=sum(example.truncated for example in examples.items) if examples else 0,
             seed=self.options.seed,
             dtype=str(loaded.model.dtype).removeprefix("torch."),
             device=str(loaded.model.device),
