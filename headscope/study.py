@@ -71,8 +71,7 @@ class Study:
         """
         options = options or StudyOptions()
         loaded = load(model, options.load)
-        examples = load_examples(data, loaded, options.data) if data is not None else None
-        return cls(loaded, examples, options)
+        return cls(loaded, None if data is None else load_examples(data, loaded, options.data), options)
 
     @cached_property
     def discovery(self) -> Discovery:

@@ -65,12 +65,20 @@ def test_terminal_map_by_hand():
     ]
 
 
-def test_terminal_map_in_colour_by_hand():
+def test_terminal_map_in_colour_by_hand(monkeypatch):
+    monkeypatch.setenv("COLORTERM", "truecolor")
     values = {"encoder.self": [[0.0, 1.0], [1.0], [math.nan, 1.0], [1.0, math.nan]]}
     lines = _heatmap.render(values, title="importance", width=40, color=True).splitlines()
     dark, light = "2;68;1;84", "2;253;231;37"
     assert lines[4] == f"0/1 \x1b[38;{dark};48;{light}m▀▀\x1b[0m\x1b[38;{light}m▀▀\x1b[0m"
     assert lines[5] == f"2/3 \x1b[38;{light}m▄▄\x1b[0m\x1b[38;{light}m▀▀\x1b[0m"
+
+
+def test_a_terminal_without_true_colour_gets_the_nearest_of_256(monkeypatch):
+    monkeypatch.delenv("COLORTERM", raising=False)
+    text = _heatmap.render({"encoder.self": [[0.0, 1.0]]}, title="importance", width=40, color=True)
+    assert "\x1b[38;5;53m▀▀\x1b[0m\x1b[38;5;220m▀▀\x1b[0m" in text, "dark violet and yellow"
+    assert "38;2;" not in text
 
 
 def test_terminal_map_is_split_and_says_so():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from headscope.errors import UsageError
 from headscope.reports._cells import safe_text
-from headscope.reports._heatmap import RESET, Rows, fold, rgb
+from headscope.reports._heatmap import RESET, Rows, fold, paint
 from headscope.reports._picture import COLORS, FRAME, headline
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _cell(value: float, color: bool) -> str:
     if not math.isfinite(value):
         return " "
     if color:
-        return f"\x1b[38;2;{rgb(min(1.0, max(0.0, value)))}m█{RESET}"
+        return f"\x1b[38;{paint(min(1.0, max(0.0, value)))}m█{RESET}"
     return next((density for least, density in _STEPS if value >= least), " ")
 
 
@@ -103,7 +103,7 @@ def _legend(width: int, color: bool) -> list[str]:
     directions = fold("query tokens down, key tokens across", width)
     if color:
         steps = max(2, min(20, width - len("0  1")))
-        bar = "".join(f"\x1b[38;2;{rgb(step / (steps - 1))}m█" for step in range(steps)) + RESET
+        bar = "".join(f"\x1b[38;{paint(step / (steps - 1))}m█" for step in range(steps)) + RESET
         return [f"0 {bar} 1", *directions, *fold("blank: a key that the query may not see", width)]
     scale = "  ".join(f"{density} {least:g}" for least, density in reversed(_STEPS))
     return [*fold(f"from  {scale}", width), *directions, *fold(f"blank: under {_STEPS[-1][0]:g}, or not seen", width)]
