@@ -284,7 +284,10 @@ def summary(study: Study, scores: Scores) -> list[str]:
 
 
 def heat_map(table: Table, column: str) -> dict[str, list[list[float]]]:
-    """A column of a head table as layers by heads, for each stack and kind; NaN where a head was removed."""
+    """A column of a head table as layers by heads, for each stack and kind; NaN where a head was removed.
+
+    A layer without heads is an empty row, so that every layer keeps its number.
+    """
     blocks: dict[str, dict[int, list[float]]] = {}
     for row in table.rows:
         value = row[column]
@@ -292,4 +295,4 @@ def heat_map(table: Table, column: str) -> dict[str, list[list[float]]]:
         line = layers.setdefault(int(row["layer"] or 0), [])
         line += [float("nan")] * (int(row["index"] or 0) - len(line))
         line.append(float("nan") if value is None else float(value))
-    return {name: [layers[layer] for layer in sorted(layers)] for name, layers in blocks.items()}
+    return {name: [layers.get(layer, []) for layer in range(max(layers) + 1)] for name, layers in blocks.items()}

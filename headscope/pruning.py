@@ -177,6 +177,7 @@ class _Pruning:
             verification=proof,
             notes=tuple(dict.fromkeys(self.notes)),
             history=selection.history,
+            provenance=self.study.provenance(),
         )
         return result, form.config, inputs
 

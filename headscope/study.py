@@ -72,8 +72,7 @@ class Study:
         """
         options = options or StudyOptions()
         loaded = load(model, options.load)
-        examples = load_examples(data, loaded, options.data) if data is not None else None
-        return cls(loaded, examples, options)
+        return cls(loaded, None if data is None else load_examples(data, loaded, options.data), options)
 
     @cached_property
     def discovery(self) -> Discovery:
@@ -276,6 +275,7 @@ class Study:
             task=loaded.task_name,
             examples=len(examples) if examples else 0,
             skipped=examples.skipped if examples else 0,
+            truncated=sum(example.truncated for example in examples.items) if examples else 0,
             seed=self.options.seed,
             dtype=str(loaded.model.dtype).removeprefix("torch."),
             device=str(loaded.model.device),

@@ -115,15 +115,16 @@ def prune(
         check_target(output, Path(model), force=shared["force"])
     given.check_model()
     talk = given.talk
-    from headscope.prune_report import PRUNE_COLUMNS, prune_table, summary
+    from headscope.prune_report import PRUNE_COLUMNS, prune_table, removal, summary
     from headscope.pruning import prune as run
+    from headscope.reports._removal import removal_figure
 
     if not given.dry_run:
         given.require_columns([column.name for column in PRUNE_COLUMNS])
     with talk.progress() as progress:
         done = run(model, data, output, options, progress)
     talk.summary(summary(done))
-    given.report(prune_table(done), talk, draw=False)
+    given.report(prune_table(done), talk, picture=lambda: removal_figure(removal(done)))
     if push_to_hub is not None and done.folder is not None:
         from headscope.upload import upload
 
@@ -137,8 +138,6 @@ def _consider(given: Settings) -> None:
     for name, known in (("scope", SCOPES), ("unit", UNITS), ("layout", LAYOUTS)):
         opt.one_of(f"--{name}", raw[name], known)
     opt.one_of("--criterion", raw["criterion"], ("auto", *registry.names("criteria")))
-    if raw["plot"] is not None and raw["curve"] is None:
-        raise UsageError("--plot draws a curve, and none is asked for", hint="give --curve FILE")
     if raw["folder"] is None and raw["curve"] is None and not given.dry_run:
         raise UsageError("prune writes a checkpoint", hint="give -o DIR, or --dry-run to see the plan")
     if raw["push_to_hub"] is not None:

@@ -45,10 +45,8 @@ class Talk:
             for name, value in table.provenance.as_dict().items():
                 self.say(f"{name}: {value}")
 
-    def heat_map(self, values: dict[str, list[list[float]]], column: str, *, table: bool) -> None:
-        """The scores as a picture under a table on stdout; nothing under other formats."""
-        if not table:
-            return
+    def heat_map(self, values: dict[str, list[list[float]]], column: str) -> None:
+        """The scores as a picture under a table on stdout."""
         from headscope.reports import use_color
         from headscope.reports._heatmap import render
 

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
-from headscope.reports._cells import plain, safe_json
+from headscope.reports._cells import plain
+from headscope.reports._origin import document, origin
 from headscope.tables import Table, empty
 
 SUFFIXES: tuple[str, ...] = (".json",)
-SCHEMA_VERSION = 1
+HOLDS_ORIGIN = True
 
 
 def render(table: Table) -> bytes:
     """The report as one JSON object; `null` where nothing was measured, with the reason, unprintables escaped."""
-    report = {
-        "schema_version": SCHEMA_VERSION,
-        "report": table.name,
-        "provenance": table.provenance.as_dict() if table.provenance else {},
-        "notes": list(table.notes),
-        "columns": {column.name: {"unit": column.unit, "meaning": column.meaning} for column in table.columns},
-        "empty": _reasons(table),
-        "rows": [{name: plain(row[name]) for name in table.names} for row in table.rows],
-    }
-    return (safe_json(json.dumps(report, allow_nan=False, ensure_ascii=False, indent=2)) + "\n").encode()
+    rows = [{name: plain(row[name]) for name in table.names} for row in table.rows]
+    return document(origin(table) | {"empty": _reasons(table), "rows": rows})
 
 
 def _reasons(table: Table) -> dict[str, str]:
