@@ -24,11 +24,12 @@ from headscope.families import kinds
 from headscope.heads import AttentionKind, Site, SiteId
 from headscope.inputs import probe_inputs
 from headscope.numbers import renumbered
+from headscope.portable import Silent
 from headscope.projecting import Projection
 from headscope.stacks import StackNames
 from headscope.taps import AttentionCall, FunctionTap, InterfaceTap, ModuleStack
 
-_ATTENTION = re.compile(r"Attention(?!.*(Mask|Output|Norm|Pooler))|SelfAttn|MultiHead")
+_ATTENTION = re.compile(r"(Attention|Attn)(?!.*(Mask|Output|Norm|Pooler))|MultiHead")
 _SHOWS_NONE, _NOT_REACHED = "it ran, but no softmax attention was seen in it", "made-up inputs do not reach it"
 _LINEAR = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d)
 
@@ -154,7 +155,9 @@ def _unseen(model: nn.Module, probe: _Probe, known: list[str]) -> list[Unseen]:
     named = [
         (path, module)
         for path, module in model.named_modules()
-        if _ATTENTION.search(type(module).__name__) and sum(one.dim() > 1 for one in module.parameters()) > 1
+        if _ATTENTION.search(type(module).__name__)
+        and sum(one.dim() > 1 for one in module.parameters()) > 1
+        and not any(isinstance(part, Silent) for part in module.modules())  # its heads were removed
     ]
     found: list[Unseen] = []
     for path, module in named:
@@ -204,14 +207,15 @@ def _dissect(model: PreTrainedModel, probe: _Probe) -> tuple[list[tuple[Sighting
     return found, problems
 
 
-def _run(model: PreTrainedModel, inputs: dict[str, Any]) -> _Probe:
-    probe = _Probe(model)
+def _run(model: PreTrainedModel, inputs: dict[str, Any], *, again: bool = True) -> _Probe:
+    probe, modules = _Probe(model), list(model.modules())
     with contextlib.ExitStack() as stack:
-        modules = stack.enter_context(ModuleStack(model, probe.enter))
+        running = stack.enter_context(ModuleStack(model, probe.enter))
         interface = stack.enter_context(InterfaceTap(probe.attend))
-        stack.enter_context(FunctionTap(modules, interface, probe.attend, probe.multiply))
+        stack.enter_context(FunctionTap(running, interface, probe.attend, probe.multiply))
         model(**inputs)
-    return probe
+    swapped = [id(module) for module in modules] != [id(module) for module in model.modules()]
+    return _run(model, inputs, again=False) if swapped and again else probe  # attention changed for short inputs
 
 
 @contextlib.contextmanager

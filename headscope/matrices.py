@@ -32,8 +32,9 @@ def head_weights(model: nn.Module, site: Site) -> HeadWeights:
 
 
 def _stacked(model: nn.Module, site: Site, role: Role) -> Tensor | None:
-    piece = next((piece for piece in site.slices_of(role) if _parameter(model, piece).dim() == 2), None)
-    if piece is None:
+    sizes = {piece: _parameter(model, piece).dim() for piece in site.slices_of(role)}
+    piece = next((piece for piece, axes in sizes.items() if axes == 2), None)
+    if piece is None or max(sizes.values()) > 2:  # beside a tensor of more axes, a matrix is a bias of each head
         return None
     parameter = wide(_parameter(model, piece).detach())
     shared = role in (Role.KEY, Role.VALUE)

@@ -20,6 +20,8 @@ from headscope.portable import carried, find
 VERSION = 1
 Counts = dict[str, Any]
 _MOST_HEADS = 100_000
+_MOST_FILLED = 1024
+"""Times as large as what is stored a filled parameter may be."""
 
 
 def renumbered(model: nn.Module, sites: tuple[Site, ...]) -> tuple[Site, ...]:
@@ -138,6 +140,7 @@ def _are_gaps(value: object) -> bool:
         isinstance(one, dict)
         and isinstance(one.get("module"), str)
         and isinstance(one.get("name"), str)
+        and not one["name"].startswith("_")
         and _naturals([one.get("axis"), one.get("size")])
         and one["axis"] < 8
         and _are_runs(one.get("kept"), one["size"])
@@ -146,8 +149,10 @@ def _are_gaps(value: object) -> bool:
 
 
 def _are_runs(value: object, size: int) -> bool:
-    """Whether a value lists ranges below `size`, in rising order, that do not touch."""
+    """Whether a value lists ranges below `size`, in rising order, that do not touch and leave not too much to fill."""
     if not isinstance(value, list) or not all(_naturals(run) and len(run) == 2 for run in value):
+        return False
+    if size > _MOST_FILLED * sum(stop - start for start, stop in value):
         return False
     bounds = [bound for run in value for bound in run]
     return all(low < high for low, high in zip([-1, *bounds], [*bounds, size + 1], strict=True))

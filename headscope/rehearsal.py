@@ -51,6 +51,8 @@ def rehearse(
     Raises:
         InvalidPlan: naming the first site whose module runs in neither way.
     """
+    if not cuts:
+        return {}
     roots = {cut.site.module: around(cut.site, edges[cut.site.module]) for cut in cuts}
     calls = _calls(model, {path for root in roots.values() for path in _outwards(root)})
     swapped = _swapped(model, list(roots))

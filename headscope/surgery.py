@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.boundary import Boundary, boundaries
 from headscope.cuts import Cut, Way
 from headscope.errors import InvalidPlan, UnsupportedModel
-from headscope.heads import Role, Site, SiteId
+from headscope.heads import ParameterSlice, Role, Site, SiteId
 from headscope.matrices import total_parameters
 from headscope.plan import Plan, SiteHeads, require_removable
 from headscope.portable import carried, silence
@@ -60,7 +60,9 @@ def _perform(
     """Make the cuts that a plan means, and let the configuration carry the recipe of them."""
     require_separable(cut.site for cut in cuts)
     edges = boundaries(model, sites)
-    _require_own(cuts, edges)
+    left = {cut.site.module: (cut.kept, cut.kv_kept) for cut in cuts}
+    slices = [(site, piece) for site in sites for piece in site.slices if piece.path not in edges[site.module].whole]
+    _require_own(model, slices, left)
     before = snapshot(model)
     read = settings_read(model, [cut.site.module for cut in cuts])
     forms = output_forms(model, [cut.site for cut in cuts if not cut.kept])
@@ -81,8 +83,12 @@ def silence_heads(model: PreTrainedModel, sites: Sequence[Site], plan: Plan) -> 
     """Zero what the plan's heads write, in place: their columns of the output projection. No shape changes.
 
     Raises:
+        InvalidPlan: two sites that share a projection lose other heads.
         UnsupportedModel: the projection of a site reads heads that are already mixed, so none has columns of its own.
     """
+    left = {site.module: _places(site, plan) for site in sites}
+    changed = {module: kept for site in sites if len(kept := left[module := site.module]) < site.n_heads}
+    _require_own(model, [(site, piece) for site in sites for piece in site.slices_of(Role.OUTPUT)], changed)
     for site in sites:
         gone = set(range(site.n_heads)) - set(_places(site, plan))
         if not gone:
@@ -160,20 +166,17 @@ def _cuts(sites: Sequence[Site], plan: Plan) -> list[Cut]:
     return cuts
 
 
-def _require_own(cuts: Sequence[Cut], edges: Mapping[str, Boundary]) -> None:
-    """Refuse parameters that hold slices of two modules' heads: no choice of rows is right for both.
+def _require_own(model: nn.Module, slices: Iterable[tuple[Site, ParameterSlice]], left: Mapping[str, object]) -> None:
+    """Refuse parameters that hold slices of two modules' heads of which other ones are `left` (by module; absent: all),
+    also where two names stand for one parameter: no choice of rows is right for both.
 
     Raises:
         InvalidPlan: naming the parameter.
     """
-    owners: dict[str, Cut] = {}
-    for cut in cuts:
-        for piece in cut.site.slices:
-            if piece.path in edges[cut.site.module].whole:
-                continue
-            other = owners.setdefault(piece.path, cut)
-            if other is not cut and (other.kept, other.kv_kept) != (cut.kept, cut.kv_kept):
-                raise InvalidPlan(
-                    f"{piece.path} belongs to heads of {other.site.id} and of {cut.site.id}",
-                    hint="remove the same heads of both, or use --layout masked",
-                )
+    owners: dict[int, Site] = {}
+    for site, piece in slices:
+        other = owners.setdefault(id(getattr(model.get_submodule(piece.module), piece.name)), site)
+        if left.get(other.module) != left.get(site.module):
+            raise InvalidPlan(
+                f"{piece.path} belongs to heads of {other.id} and of {site.id}", hint="remove the same heads of both"
+            )

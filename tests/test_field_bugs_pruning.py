@@ -176,6 +176,9 @@ def test_a_pruned_checkpoint_never_loads_with_random_weights(tmp_path: Path) -> 
         )
 
 
+GAP = {"module": "", "name": "weight", "axis": 0, "size": 8, "kept": [[0, 2], [4, 8]]}
+
+
 @pytest.mark.parametrize(
     ("entry", "value"),
     [
@@ -201,6 +204,12 @@ def test_a_pruned_checkpoint_never_loads_with_random_weights(tmp_path: Path) -> 
         ),
         ("arguments", {"bert": [{"where": "forward", "name": "x", "axis": 0, "heads": 0, "kept": []}]}),
         ("silent", {"bert": {"items": [], "projection": None, "width": 2**30, "cache": False}}),
+        ("filled", {"bert": {"gaps": []}}),
+        ("filled", {"bert": {"gaps": [GAP | {"size": 2**30}], "left": {}}}),
+        ("filled", {"bert": {"gaps": [GAP | {"kept": [[3, 4], [4, 5]]}], "left": {}}}),
+        ("filled", {"bert": {"gaps": [GAP | {"kept": [[0, 9]]}], "left": {}}}),
+        ("filled", {"bert": {"gaps": [GAP | {"name": "__class__"}], "left": {}}}),
+        ("filled", {"bert": {"gaps": [], "left": {"x": {"axis": 0, "heads": 2, "kv_heads": 2, "kept": [0]}}}}),
         ("version", -5),
         ("version", 99),
         ("version", "one"),
