@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headscope.reports._cells import safe_text
 from headscope.reports._picture import BLUE, FRAME, bare, headline, sized, step_of
@@ -64,7 +64,8 @@ def removal_figure(shown: Removal) -> Figure:
     wide = max(6.4, cell * sum(columns) + 1.2 * len(columns) + 0.3)
     heights = [cell * layers + 1.2, 0.34 * len(shown.changes) + 0.6]
     figure = sized(wide, sum(heights) + 0.5 + 0.18 * len(shown.remarks))
-    top, below = figure.subfigures(2, 1, height_ratios=heights)
+    parts: Any = figure.subfigures(2, 1, height_ratios=heights)
+    top, below = parts
     _draw_heads(top, shown, columns, cell)
     _draw_costs(below.subplots(), shown.changes)
     below.supxlabel("\n".join(map(safe_text, shown.remarks)), fontsize=8.5)
