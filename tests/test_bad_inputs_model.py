@@ -20,13 +20,15 @@ OUTPUT = "bert.encoder.layer.0.attention.output.dense.weight"
 @case("B041")
 def quantised_weights(room):
     """`inspect` works or says why not; `prune` never cuts packed weights."""
-    for method in ("gptq", "awq", "bitsandbytes", "fp8", "unheard-of"):
-        model = configure(room.model(), quantization_config={"quant_method": method, "bits": 4, "load_in_4bit": True})
+    methods = {"gptq": {"bits": 4}, "awq": {"bits": 4}, "bitsandbytes": {"load_in_4bit": True}}
+    for method, more in (methods | {"fp8": {}, "unheard-of": {}}).items():
+        model = configure(room.model(), quantization_config={"quant_method": method, **more})
         target = room.path / "small"
         ran = room.run("inspect", model)
-        assert ran.code == 0 or refused(ran, 1, "cannot be loaded", "dequantise it first"), method
-        for more in (["-o", target], ["--dry-run"]):
-            assert refused(room.run("prune", model, "--heads", "0.0", *more), 1, "dequantise it first"), method
+        works = method == "unheard-of" or (method == "fp8" and ran.code == 0)  # not on every machine
+        assert ran.code == 0 if works else refused(ran, 1, "cannot be loaded", "dequantise it first"), method
+        for words in (["-o", target], ["--dry-run"]):
+            assert refused(room.run("prune", model, "--heads", "0.0", *words), 1, "dequantise it first"), method
         assert not target.exists()
         shutil.rmtree(model)
 
