@@ -301,7 +301,7 @@ def test_the_command(run: Run, samples: Path, tmp_path: Path) -> None:
         ("random", "true"), ("random", "false"), *((name, "false") for name in LABELLED),
     ]  # fmt: skip
     assert len([line for line in ran.err.splitlines() if "without 50.0% (16 heads): loss" in line]) == 7
-    assert {path.name for path in tmp_path.iterdir()} == {"a.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == {"a.csv", "a.csv.json"}
 
     bare = rows[10:]
     more = ("--no-compensate", "--columns", "ratio,loss", "--top", 4, "--quiet")

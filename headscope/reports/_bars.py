@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headscope.reports._cells import safe_text
-from headscope.reports._picture import BLUE, SKY, bare, headline, sized
+from headscope.reports._picture import BLUE, SKY, bare, headline, short, sized
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +36,7 @@ def bars_figure(models: Sequence[str], panels: Sequence[Bars], *, title: str) ->
     """The panels in rows of at most four; the first model is light, since the others are compared with it."""
     rows = math.ceil(len(panels) / _ACROSS) or 1
     across = max(2, math.ceil(len(panels) / rows))
-    names = [_shortened(name) for name in models]
+    names = [short(name, _LONGEST) for name in models]
     margin = 0.085 * max((len(name) for name in names), default=0)
     wide = _WIDE * across + margin
     figure = sized(wide, rows * (0.34 * len(models) + 0.7) + 0.5)
@@ -49,12 +48,6 @@ def bars_figure(models: Sequence[str], panels: Sequence[Bars], *, title: str) ->
             axes.set_visible(False)
     headline(figure, title, width=wide)
     return figure
-
-
-def _shortened(name: str) -> str:
-    """The end of a long name, since paths differ there."""
-    text = safe_text(name)
-    return text if len(text) <= _LONGEST else f"…{text[-_LONGEST + 1 :]}"
 
 
 def _panel(axes: Axes, panel: Bars, names: Sequence[str]) -> None:
@@ -75,5 +68,5 @@ def _panel(axes: Axes, panel: Bars, names: Sequence[str]) -> None:
     axes.tick_params(axis="y", length=0)
     axes.set_xticks([])
     unit = f" ({panel.unit})" if panel.unit else ""
-    axes.set_title(safe_text(f"{panel.title}{unit}"), loc="left", wrap=True)
+    axes.set_title(short(f"{panel.title}{unit}", 40), loc="left")
     bare(axes, "left")

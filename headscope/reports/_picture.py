@@ -76,6 +76,7 @@ def encoded(picture: Picture, suffix: str) -> bytes:
     buffer = io.BytesIO()
     with rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+        warnings.filterwarnings("ignore", message="constrained_layout not applied", category=UserWarning)
         rcdefaults()
         with rc_context(_SETTINGS):
             picture().savefig(buffer, format=suffix[1:], dpi=150, metadata=_METADATA[suffix])
@@ -103,8 +104,15 @@ def sized(wide: float, high: float) -> Figure:
 
 def headline(figure: Figure, title: str, *, width: float) -> None:
     """The title over a figure of `width` inches, in as many lines as it needs."""
-    lines = textwrap.wrap(safe_text(title), max(30, int(width * 11)), break_on_hyphens=False)
+    line = max(30, int(width * 11))
+    lines = textwrap.wrap(safe_text(title), line, break_on_hyphens=False, max_lines=4, placeholder=" …")
     figure.suptitle("\n".join(lines), fontsize=11)
+
+
+def short(text: str, most: int = 48) -> str:
+    """The text safe to show, its end alone where it is longer than `most`: names differ there."""
+    shown = safe_text(text)
+    return shown if len(shown) <= most else f"…{shown[1 - most :]}"
 
 
 def bare(axes: Axes, *sides: str) -> None:

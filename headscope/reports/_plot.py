@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.reports._cells import safe_text
 from headscope.reports._heatmap import Rows, finite
-from headscope.reports._picture import COLORS, FRAME, headline, sized, step_of
+from headscope.reports._picture import COLORS, FRAME, headline, short, sized, step_of
 from headscope.reports._profiles import Profile, Roles, draw_profiles, profile_height
 
 if TYPE_CHECKING:
@@ -109,14 +109,14 @@ def _draw_map(figure: SubFigure, map: HeatMap, wide: float) -> None:
     scale, colors = _scale(map.values)
     panels = figure.subplots(1, len(columns), squeeze=False, width_ratios=columns)[0]
     for axes, (name, rows) in zip(panels, map.values.items(), strict=False):
-        _panel(axes, safe_text(name), rows, scale, colors)
+        _panel(axes, short(name), rows, scale, colors)
         axes.set_aspect(cells.high / stretched, anchor="N")
         if cells.numbers:
             _write_numbers(axes, rows, scale, colors)
     place = {"ax": list(panels), "aspect": 30, "pad": 0.02, "panchor": False}
-    bar = figure.colorbar(ScalarMappable(scale, colors), label=safe_text(map.unit), **place)
+    bar = figure.colorbar(ScalarMappable(scale, colors), label=short(map.unit), **place)
     bar.outline.set_visible(False)
-    remarks = textwrap.wrap(safe_text(map.meaning), int(wide * 15))
+    remarks = textwrap.wrap(safe_text(map.meaning), int(wide * 15), max_lines=3)
     if any(not math.isfinite(value) for rows in map.values.values() for row in rows for value in row):
         remarks.append("grey: removed, or not measured")
     figure.supxlabel("\n".join(remarks), fontsize=8)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.reports._cells import safe_text
 from headscope.reports._heatmap import Rows
-from headscope.reports._picture import BLUE, FRAME, GREEN, ORANGE, PURPLE, SKY, bare, step_of
+from headscope.reports._picture import BLUE, FRAME, GREEN, ORANGE, PURPLE, SKY, bare, short, step_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,7 +98,7 @@ def _profile(axes: Axes, profile: Profile) -> None:
         if not any(known):
             continue
         means = [sum(row) / len(row) if row else math.nan for row in known]
-        label = safe_text(name) if single else f"{safe_text(name)}: mean of a layer"
+        label = short(name) if single else f"{short(name)}: mean of a layer"
         size = 4 if layers <= _MARKED else 0
         axes.plot(
             range(len(rows)), means, color=color, marker=mark, markersize=size, linewidth=1.6, zorder=3, label=label
@@ -171,7 +171,7 @@ def _roles(axes: Axes, roles: Roles) -> None:
         bar = axes.figure.colorbar(image, ax=axes, label="heads", pad=0.02, boundaries=numpy.linspace(0, most, 64))
         bar.set_ticks(sorted({1, int(most / 2) or 1, int(most)}))
         bar.outline.set_visible(False)
-    axes.set_title(safe_text(roles.title))
+    axes.set_title(short(roles.title, 64))
     axes.set_yticks(range(len(known)), labels=known)
     axes.tick_params(axis="y", length=0)
     _layer_axis(axes, len(counts))

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headscope.reports._cells import safe_text
-from headscope.reports._picture import BLUE, FRAME, bare, headline, sized, step_of
+from headscope.reports._picture import BLUE, FRAME, bare, headline, short, sized, step_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +67,7 @@ def removal_figure(shown: Removal) -> Figure:
     top, below = parts
     _draw_heads(top, shown, columns, cell)
     _draw_costs(below.subplots(), shown.changes)
-    below.supxlabel("\n".join(map(safe_text, shown.remarks)), fontsize=8.5)
+    below.supxlabel("\n".join(short(remark, 120) for remark in shown.remarks), fontsize=8.5)
     headline(figure, shown.title, width=wide)
     return figure
 
@@ -83,7 +82,7 @@ def _draw_heads(figure: SubFigure, shown: Removal, columns: Sequence[int], cell:
     panels = figure.subplots(1, len(columns), squeeze=False, width_ratios=columns)[0]
     for axes, (name, rows) in zip(panels, shown.layers.items(), strict=False):
         _panel(axes, rows, cell)
-        axes.set_title(safe_text(name))
+        axes.set_title(short(name))
         axes.set_xlabel(shown.things)
     blocks = [block for rows in shown.layers.values() for row in rows for block in row]
     merged = any(block.width > 1 for block in blocks)
