@@ -29,6 +29,7 @@ from headscope.pruned import Pruned
 from headscope.publish import Publication
 from headscope.request import Request
 from headscope.study import Study, StudyOptions
+from headscope.upload import check_repository, upload
 
 if TYPE_CHECKING:
     import pandas
@@ -170,6 +171,7 @@ def prune(
     max_shard_size: str = SHARD_SIZE,
     keep_extra: bool = False,
     force: bool = False,
+    push_to_hub: str | None = None,
     options: StudyOptions | None = None,
 ) -> Pruned:
     """Remove heads and write the verified checkpoint `output`, as `headscope prune` does; without it, only plan.
@@ -209,7 +211,12 @@ def prune(
         compensate=compensate,
         publication=Publication(max_shard_size, keep_extra=keep_extra, force=force),
     )
-    return pruning.prune(model, data, None if output is None else Path(output), wanted)
+    if push_to_hub is not None:
+        check_repository(push_to_hub)
+    done = pruning.prune(model, data, None if output is None else Path(output), wanted)
+    if push_to_hub is not None and done.folder is not None:
+        upload(done.folder, push_to_hub, force=force)
+    return done
 
 
 def curve(

@@ -77,7 +77,8 @@ def check(
         notes = (*loaded.notes, *(f"not checked: {problem}" for problem in study.discovery.problems))
         if data is not None:
             findings += _rows(study, data)
-            notes, provenance = (*notes, *(study.examples.notes if study.examples else ())), study.provenance()
+            notes = (*notes, *(study.examples.notes if study.examples else ()))
+        provenance = study.provenance()
     rows: list[dict[str, Cell]] = [dict(vars(finding)) for finding in findings]
     return Table("check", CHECK_COLUMNS, tuple(rows), "", provenance, notes)
 

@@ -18,7 +18,7 @@ from headscope.inspection import model_table
 from headscope.location import Location
 from headscope.losses import Distribution
 from headscope.memory import memory_errors
-from headscope.metrics import F1, Array
+from headscope.metrics import ACCURACY, F1, Array
 from headscope.models import LoadedModel, load
 from headscope.objective import Objective
 from headscope.provenance import Provenance
@@ -193,12 +193,15 @@ def _speed(timings: Sequence[Timing] | None, index: int) -> dict[str, Cell]:
 
 
 def _choice(first: LoadedModel, found: Judgement, metric: str | None) -> list[str]:
-    """Why there is no loss, or why F1 stands where accuracy might be expected."""
+    """Why there is no loss, why F1 stands where accuracy might be expected, and what a lone class does to both."""
     if found.loss is None and first.task.distribution is not Distribution.DIRECTION:
         return ["the data has no labels for this model: neither loss nor metric is measured"]
+    notes: list[str] = []
     if metric is None and found.measure is F1:
-        return ["f1 is the metric, since one class has more than 80 % of the labels"]
-    return []
+        notes.append("f1 is the metric, since one class has more than 80 % of the labels")
+    if found.measure in (ACCURACY, F1) and found.predictions is not None and len(set(found.predictions.target)) == 1:
+        notes.append(f"all labels are of one class: {found.metric_name} says nothing about telling classes apart")
+    return notes
 
 
 def _notes(studies: Sequence[Study], found: Judgement) -> list[str]:

@@ -15,19 +15,29 @@ def total_heads(sites: Sequence[SiteHeads]) -> int:
     return sum(len(site.heads) for site in sites)
 
 
+def check_ratio(ratio: float) -> None:
+    """Refuse what is no share of the heads.
+
+    Raises:
+        InvalidPlan: it is not in 0 <= R < 1.
+    """
+    if 0 <= ratio < 1:
+        return
+    percent = 2 <= ratio < 100
+    hint = f"a share, not a percentage: did you mean {ratio / 100:g}?" if percent else None
+    if ratio in (1, 100):
+        hint = "1.0 would remove every head; to remove certain heads, name them with --heads"
+    raise InvalidPlan(f"--ratio {ratio:g} is not a share 0 <= R < 1 of the heads", hint=hint)
+
+
 def wanted_count(ratio: float, sites: Sequence[SiteHeads]) -> int:
     """⌊R·N + ½⌋, the number of heads that `--ratio R` removes of N; R as it is written, so that 0.35·10 is 3.5.
 
     Raises:
         InvalidPlan: R is no share, or so small that no head goes.
     """
+    check_ratio(ratio)
     total = total_heads(sites)
-    if not 0 <= ratio < 1:
-        percent = 2 <= ratio < 100
-        hint = f"a share, not a percentage: did you mean {ratio / 100:g}?" if percent else None
-        if ratio in (1, 100):
-            hint = "1.0 would remove every head; to remove certain heads, name them with --heads"
-        raise InvalidPlan(f"--ratio {ratio:g} is not a share 0 <= R < 1 of the heads", hint=hint)
     count = _rounded(ratio, total)
     if count == 0:
         raise InvalidPlan(

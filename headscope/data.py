@@ -50,6 +50,11 @@ def load_examples(data: str, loaded: LoadedModel, options: DataOptions) -> Examp
     items, skipped, bad = _encode(rows, loaded, encoder, options)
     if not items:
         raise DataError(f"no labelled token in {rows.name}" if skipped else f"no examples in {rows.name}")
+    if loaded.assumed and items[0].labelled and all(map(_could_be_class, items)):
+        raise DataError(
+            f"{rows.name}: this model gives one number, and the labels are whole numbers, as those of classes are",
+            hint="if they are numbers to be predicted, pass --task regression",
+        )
     notes = list(rows.notes)
     if options.limit not in (None, DataOptions.limit) and len(items) < options.limit:
         notes.append(f"--limit {options.limit} is more than there are: all {len(items)} examples are used")
@@ -62,6 +67,11 @@ def load_examples(data: str, loaded: LoadedModel, options: DataOptions) -> Examp
         notes.append(f"{bad} rows that do not fit the task were skipped")
     pads, note = _pads(loaded, items)
     return Examples(tuple(items), pads, skipped + bad + rows.skipped, (*notes, *note), rows.name, rows.digest)
+
+
+def _could_be_class(example: Example) -> bool:
+    """Whether every target is a whole number from 0."""
+    return all(float(target).is_integer() and target >= 0 for target in example.targets)
 
 
 def _encoder(rows: Rows, loaded: LoadedModel, options: DataOptions) -> Encoder:

@@ -47,6 +47,18 @@ def resolve_dtype(name: str, device: torch.device | str = "cpu") -> torch.dtype:
     return getattr(torch, name)
 
 
+def check_attention(name: str, *, trust_remote_code: bool) -> None:
+    """Refuse an attention implementation that is a kernel of the Hub, and so code, unless that was allowed.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if "/" in name and not trust_remote_code:
+        raise UsageError(
+            f"--attn-implementation {name} is code of the Hub", hint="read it, then pass --trust-remote-code to run it"
+        )
+
+
 def free_memory() -> int:
     """Bytes of the host's memory that could be had now; half of all where the system does not say."""
     import os

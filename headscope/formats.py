@@ -124,7 +124,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "nested too deep"
     if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at character {error.colno}"
+        return f"{error.msg.removesuffix(' at')} at character {error.colno}"
     return printable(str(error).strip().partition("\n")[0])
 
 

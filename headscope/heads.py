@@ -186,10 +186,10 @@ def parse_heads(spec: str, sites: Sequence[Site]) -> tuple[list[HeadId], list[st
         head = _resolve(layer, part, groups)
         if head not in known:
             raise ValueError(f"no head {head} in this model")
-        if head in found:
-            repeats.append(str(head))
-        else:
+        if head not in found:
             found.append(head)
+        elif str(head) not in repeats:
+            repeats.append(str(head))
     return found, repeats
 
 

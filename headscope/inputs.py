@@ -68,7 +68,7 @@ def _streams(asked: Asked, *, decoder: bool) -> tuple[int, ...]:
     config = asked.config
     if not decoder and hasattr(config, "codebook_vocab_size") and hasattr(config, "audio_bos_token_id"):
         return (config.num_codebooks + 1,)
-    part = getattr(config, "decoder_config", None)
+    part: Any = getattr(config, "decoder_config", None)
     return (part.num_channels,) if decoder and hasattr(part, "num_channels") else ()
 
 

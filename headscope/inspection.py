@@ -120,7 +120,16 @@ def notes(study: Study, scores: Scores) -> tuple[str, ...]:
     """What a reader of the report should know."""
     found = [*study.loaded.notes, *(study.examples.notes if study.examples else ()), *scores.notes]
     found += [f"not analysed: {problem}" for problem in study.discovery.problems]
+    silent = [site for site, values in scores.values.get("importance", {}).items() if not values.any()]
+    if silent:
+        found.append(f"importance is 0 for every head of {listed(silent)}, and importance_layer_norm is set to 0 there")
     return tuple(found)
+
+
+def listed(things: Sequence[object], most: int = 3) -> str:
+    """The first few of many, by name, and how many more there are."""
+    more = f" and {len(things) - most} more" if len(things) > most else ""
+    return ", ".join(map(str, things[:most])) + more
 
 
 def _flags(site: Site, dead: bool) -> Iterable[str]:
@@ -275,7 +284,10 @@ def summary(study: Study, scores: Scores) -> list[str]:
 
 
 def heat_map(table: Table, column: str) -> dict[str, list[list[float]]]:
-    """A column of a head table as layers by heads, for each stack and kind; NaN where a head was removed."""
+    """A column of a head table as layers by heads, for each stack and kind; NaN where a head was removed.
+
+    A layer without heads is an empty row, so that every layer keeps its number.
+    """
     blocks: dict[str, dict[int, list[float]]] = {}
     for row in table.rows:
         value = row[column]
@@ -283,4 +295,4 @@ def heat_map(table: Table, column: str) -> dict[str, list[list[float]]]:
         line = layers.setdefault(int(row["layer"] or 0), [])
         line += [float("nan")] * (int(row["index"] or 0) - len(line))
         line.append(float("nan") if value is None else float(value))
-    return {name: [layers[layer] for layer in sorted(layers)] for name, layers in blocks.items()}
+    return {name: [layers.get(layer, []) for layer in range(max(layers) + 1)] for name, layers in blocks.items()}

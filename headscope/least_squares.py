@@ -20,22 +20,29 @@ RIDGES = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 @dataclass(frozen=True)
 class Moments:
     """Sums over tokens: `products` of features `[feature feature]`, `cross` of features and lack `[feature d_model]`,
-    the summed `square` of the lack, and how many tokens there were. `constant`: whether the last feature is always 1.
+    the summed `square` of the lack, and how many `tokens` there were, each times its weight. `constant`: whether the
+    last feature is always 1.
     """
 
     products: Tensor
     cross: Tensor
     square: Tensor
-    tokens: int
+    tokens: float
     constant: bool
 
     @classmethod
-    def of(cls, features: Tensor, lack: Tensor, *, constant: bool) -> Moments:
-        """The moments of features `[token feature]`, to which a constant may be added, and a lack `[token d_model]`."""
+    def of(cls, features: Tensor, lack: Tensor, *, constant: bool, weights: Tensor | None = None) -> Moments:
+        """The moments of features `[token feature]`, to which a constant may be added, and a lack `[token d_model]`.
+
+        `weights` are `[token]`; all 1 by default.
+        """
         x, r = exact(features), exact(lack)
         if constant:
             x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
-        return cls(x.T @ x, x.T @ r, r.square().sum(), len(x), constant)
+        if weights is None:
+            return cls(x.T @ x, x.T @ r, r.square().sum(), len(x), constant)
+        each = weights.to(x)[:, None]
+        return cls(x.T @ (each * x), x.T @ (each * r), (each * r * r).sum(), float(each.sum()), constant)
 
     def __add__(self, other: Moments) -> Moments:
         products, cross = self.products + other.products, self.cross + other.cross
@@ -53,14 +60,14 @@ class Moments:
         return torch.linalg.solve(self.products + torch.diag(penalty), self.cross)
 
     def error(self, change: Tensor) -> float:
-        """What still lacks after a change: squared, summed over the width, the mean over tokens."""
+        """What still lacks after a change: squared, summed over the width, the weighted mean over tokens."""
         left = self.square - 2 * (change * self.cross).sum() + (change * (self.products @ change)).sum()
-        return float(left.clamp_min(0)) / max(1, self.tokens)
+        return float(left.clamp_min(0)) / (self.tokens or 1)
 
     @property
     def lack(self) -> float:
         """What lacks without a change, in the unit of `error`."""
-        return float(self.square) / max(1, self.tokens)
+        return float(self.square) / (self.tokens or 1)
 
 
 @dataclass(frozen=True)

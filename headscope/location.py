@@ -63,7 +63,10 @@ def locate(name: str, *, revision: str | None = None, allow_pickle: bool = False
         if path.is_dir():
             with os.scandir(path) as entries:
                 next(entries, None)  # may it be read?
-            return Location(name, path, notes=_ignored_pickles(path))
+            ignored = (
+                () if revision is None else (f"--revision {revision} is for the Hub, and {name} is a folder here",)
+            )
+            return Location(name, path, notes=(*_ignored_pickles(path), *ignored))
         if path.is_file():
             raise ModelError(f"{name} is a file; a model is a folder with config.json, or a .gguf file")
     except OSError as error:
@@ -103,6 +106,7 @@ def _snapshot(name: str, revision: str | None, *, allow_pickle: bool, code: bool
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
+        HTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -120,9 +124,12 @@ def _snapshot(name: str, revision: str | None, *, allow_pickle: bool, code: bool
             f"no model {name} on the Hub, and no such folder here", hint="for a private one run `hf auth login`"
         ) from None
     except LocalEntryNotFoundError:
+        wanted = "" if revision is None else f" for revision {revision}"
         raise ModelError(
-            f"{name} is no folder here, and the Hub cannot be reached", hint="give a local folder, or go online"
+            f"{name} is no folder here, and the Hub cannot be reached{wanted}",
+            hint="give a local folder, or go online",
         ) from None
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise ModelError(f"{name} cannot be fetched: {str(error).splitlines()[0][:200]}") from None
+    except (HfHubHTTPError, HTTPError, OSError, ValueError) as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"{name} cannot be fetched: {why[:200]}") from None
     return Location(name, folder, revision=folder.name, notes=_ignored_pickles(folder))

@@ -9,13 +9,14 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from headscope import registry
-from headscope.devices import resolve_device, resolve_dtype
+from headscope.devices import check_attention, resolve_device, resolve_dtype
 from headscope.errors import DeviceError, ModelError, UsageError, nearest
 from headscope.headers import has_safetensors, read_headers, value_bytes
 from headscope.jsonfiles import quote
 from headscope.location import Location, locate
 from headscope.portable import is_portable, pruned_class
-from headscope.reasons import RAISED, configuration_error, first_line, no_bars, quiet, reason
+from headscope.positions import most_positions
+from headscope.reasons import PACKED, RAISED, NoBareErrors, configuration_error, first_line, no_bars, quiet, reason
 from headscope.tasks import Task
 from headscope.weights import changed_since_written, check_files, check_keys, non_finite
 
@@ -46,6 +47,10 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
     non_finite: dict[str, int] = field(default_factory=dict)
     trust_remote_code: bool = False
+    unused: tuple[str, ...] = ()
+    """Tensors of the checkpoint that this model has no place for."""
+    assumed: bool = False
+    """The task is regression because there is one output, and nothing else says so."""
 
     @property
     def value_bytes(self) -> int:
@@ -65,9 +70,9 @@ class LoadedModel:
         Raises:
             ModelError: it has none that can be loaded, or only an empty one.
         """
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-        found = self._companion(AutoTokenizer, "tokenizer")
+        found = self._companion(AutoTokenizer, "tokenizer", PreTrainedTokenizerBase)
         if len(set(found.get_vocab()) - set(found.all_special_tokens)) < 2:  # what is loaded where there is no file
             raise ModelError(f"{self.location.name}: its tokenizer knows no words", hint="is tokenizer.json missing?")
         return found
@@ -78,23 +83,26 @@ class LoadedModel:
         Raises:
             ModelError: it has none that can be loaded.
         """
-        from transformers import AutoImageProcessor
+        from transformers import AutoImageProcessor, ImageProcessingMixin
 
-        return self._companion(AutoImageProcessor, "image processor")
+        return self._companion(AutoImageProcessor, "image processor", ImageProcessingMixin)
 
-    def _companion(self, loader: Any, what: str) -> Any:
+    def _companion(self, loader: Any, what: str, kind: type) -> Any:
         options = {"gguf_file": self.location.gguf} if self.location.gguf and what == "tokenizer" else {}
         try:
-            with quiet():
-                return loader.from_pretrained(
+            with quiet(), NoBareErrors():
+                found = loader.from_pretrained(
                     self.location.folder, local_files_only=True, trust_remote_code=self.trust_remote_code, **options
                 )
         except RAISED as error:
             raise ModelError(f"{self.location.name}: its {what} cannot be loaded: {first_line(error)}") from None
+        if not isinstance(found, kind):  # a configuration may name any class
+            raise ModelError(f"{self.location.name}: its {what} is none but a {type(found).__name__}")
+        return found
 
     def max_length(self) -> int | None:
         """The longest text that positions of the model and its tokenizer allow, in tokens; None where nothing says."""
-        limits = [_positions(self.model)]
+        limits = [most_positions(self.model)]
         declared = getattr(self.tokenizer(), "model_max_length", None)
         limits.append(int(declared) if isinstance(declared, int) and declared < 10**9 else None)
         known = [limit for limit in limits if limit]
@@ -111,6 +119,7 @@ def load(name: str, options: LoadOptions) -> LoadedModel:
     """
     device = resolve_device(options.device)
     dtype = resolve_dtype(options.dtype, device)
+    check_attention(options.attention, trust_remote_code=options.trust_remote_code)
     location = locate(
         name, revision=options.revision, allow_pickle=options.allow_pickle, code=options.trust_remote_code
     )
@@ -123,7 +132,8 @@ def load(name: str, options: LoadOptions) -> LoadedModel:
     configuration = _configuration(location, options)
     wanted = "causal-lm" if location.gguf and options.task == "auto" else options.task  # GGUF names no architecture
     task_name, task = choose_task(configuration, wanted)
-    model, more = _load(location, configuration, task, options, device=device, dtype=dtype)
+    model, info = _load(location, configuration, task, options, device=device, dtype=dtype)
+    notes += check_keys(location, model, info, headless=task.auto_class == "AutoModel")
     bad = non_finite(model)
     if bad and not options.tolerate_non_finite:
         parameter, count = next(iter(bad.items()))
@@ -135,7 +145,15 @@ def load(name: str, options: LoadOptions) -> LoadedModel:
         model.set_experts_implementation("eager")  # the grouped kernels want widths in steps of 16 bytes, no float64
     model.eval().requires_grad_(False)
     return LoadedModel(
-        model, task_name, task, location, (*notes, *more), bad, trust_remote_code=options.trust_remote_code
+        model,
+        task_name,
+        task,
+        location,
+        tuple(notes),
+        bad,
+        trust_remote_code=options.trust_remote_code,
+        unused=tuple(sorted(info["unexpected_keys"])),
+        assumed=(task_name, options.task, configuration.problem_type) == ("regression", "auto", None),
     )
 
 
@@ -198,7 +216,7 @@ def _load(
     *,
     device: torch.device | str,
     dtype: torch.dtype,
-) -> tuple[PreTrainedModel, list[str]]:
+) -> tuple[PreTrainedModel, dict[str, Any]]:
     import transformers
 
     arguments: dict[str, Any] = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
@@ -223,10 +241,11 @@ def _load(
     except torch.OutOfMemoryError as error:
         raise DeviceError(f"{location.name} does not fit on {device}: {first_line(error)}") from None
     except RAISED as error:
-        raise ModelError(f"{location.name} cannot be loaded as {task.auto_class}: {reason(error)}") from None
+        hint = PACKED if getattr(config, "quantization_config", None) is not None else None
+        raise ModelError(f"{location.name} cannot be loaded as {task.auto_class}: {reason(error)}", hint=hint) from None
     if location.gguf:
         _undo_quantisation(model)
-    return model, check_keys(location, model, info, headless=task.auto_class == "AutoModel")
+    return model, info
 
 
 def blank_model(location: Location, options: LoadOptions, *, device: str = "meta") -> PreTrainedModel:
@@ -264,19 +283,6 @@ def _pruned(config: PreTrainedConfig, task: Task) -> Any:
     if not wanted:
         raise ModelError(f"config.json: a {quote(config.model_type)} model does no such task", hint="--task embedding")
     return pruned_class(getattr(transformers, wanted))
-
-
-def _positions(model: PreTrainedModel) -> int | None:
-    """The number of positions the model has; RoBERTa's kin start counting behind the pad token."""
-    config = model.config.get_text_config()
-    names = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
-    declared = next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
-    if declared is None or declared <= 0 or config.model_type in ("t5", "mt5", "umt5", "longt5"):
-        return None  # relative positions reach as far as the text
-    for path, module in model.named_modules():
-        if path.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            return declared - int(module.padding_idx) - 1  # type: ignore[arg-type]
-    return declared
 
 
 def _dense() -> Any:

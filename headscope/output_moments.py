@@ -72,6 +72,14 @@ def output_moments(study: Study, weighting: Weighting) -> list[SiteMoments]:
     return _Pass(study, weighting).run()
 
 
+def drawn(study: Study) -> list[Wanted]:
+    """The backward passes of drawn labels that a batch takes: the fewer positions are predicted, the more."""
+    assert study.examples is not None
+    positions = sum(len(one.targets) for one in study.examples.items)
+    draws = min(MOST_DRAWS, -(-ENOUGH_DRAWN // max(1, positions)))
+    return [Wanted(False, 1, study.options.seed + (number << 32), smooth=True) for number in range(draws)]
+
+
 class _Sums:
     """Running sums of one module."""
 
@@ -132,14 +140,9 @@ class _Pass:
 
     def _wanted(self) -> list[Wanted]:
         """The backward passes that a batch takes, each after a forward pass of its own."""
-        seed, drawn = self.study.options.seed, self.weighting is Weighting.SENSITIVITY
-        if not drawn:
-            return [Wanted(self.weighting is Weighting.GRADIENT, 0, seed)]
-        examples = self.study.examples
-        assert examples is not None
-        positions = sum(len(one.targets) for one in examples.items)
-        draws = min(MOST_DRAWS, -(-ENOUGH_DRAWN // max(1, positions)))
-        return [Wanted(False, 1, seed + (number << 32), smooth=True) for number in range(draws)]
+        if self.weighting is Weighting.SENSITIVITY:
+            return drawn(self.study)
+        return [Wanted(self.weighting is Weighting.GRADIENT, 0, self.study.options.seed)]
 
     def _begin(self, inputs: dict[str, Any], batch: Batch) -> None:
         self.texts = Texts.of(inputs, batch)

@@ -77,7 +77,7 @@ def _from_rows(rows: Sequence[dict[str, object]], file: Path) -> dict[str, Any]:
     sites: list[dict[str, Any]] = []
     removed: list[str] = []
     for row in rows:
-        label = row["site"]
+        label = row.get("site")
         if not isinstance(label, str):
             raise InvalidPlan(f"{file}: a site must be a text, not {shown(label)}")
         where = f"{file}: {quote(label)}"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from headscope.data import load_examples
 from headscope.errors import UsageError
 from headscope.examples import HELD_OUT, Examples, held_out
+from headscope.mending import Mender
 from headscope.models import LoadedModel
-from headscope.repair import Mender
 from headscope.stored import stored_format
 from headscope.study import Study, StudyOptions
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
-PACKAGES = ("headscope", "torch", "transformers", "accelerate", "datasets", "pandas", "numpy", "scipy", "safetensors")
+PACKAGES = (
+    *("headscope", "torch", "transformers", "tokenizers", "accelerate", "datasets", "pandas", "numpy", "scipy"),
+    *("safetensors", "huggingface_hub"),
+)
 
 
 def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
@@ -31,6 +34,7 @@ class Provenance:
     task: str = ""
     examples: int = 0
     skipped: int = 0
+    truncated: int = 0
     seed: int = 0
     dtype: str = ""
     device: str = ""

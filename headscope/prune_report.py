@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from headscope.columns import Column
 from headscope.counts import total_heads
 from headscope.merging import Merge
+from headscope.plan import SiteHeads
 from headscope.pruned import Pruned
 from headscope.publish import site_lines
+from headscope.reports._removal import Block, Change, Removal
 from headscope.tables import Cell, Table
 from headscope.trials import Verdict
 
@@ -40,7 +43,38 @@ def prune_table(done: Pruned) -> Table:
         }
         for line in site_lines(done)
     ]
-    return Table("prune", PRUNE_COLUMNS, tuple(rows), "site", None, done.notes)
+    return Table("prune", PRUNE_COLUMNS, tuple(rows), "site", done.provenance, done.notes)
+
+
+def removal(done: Pruned) -> Removal:
+    """What a picture of the pruning shows: every head that the model had, or after a merge its key/value heads."""
+    plan, before, after = done.plan, done.before, done.after
+    costs = (
+        Change("parameters", before.parameters, after.parameters),
+        Change("attention MACs a token", before.macs_per_token, after.macs_per_token),
+        Change("KV cache bytes a token", before.kv_bytes_per_token, after.kv_bytes_per_token),
+        Change("weights in bytes", before.weight_bytes, after.weight_bytes),
+    )
+    layers: dict[str, list[list[Block]]] = {}
+    for site in plan.sites:
+        rows = layers.setdefault(f"{site.id.stack}.{site.id.kind}", [])
+        rows += [[] for _ in range(site.id.layer + 1 - len(rows))]
+        rows[site.id.layer] = _blocks(done, site)
+    name = "" if done.provenance is None else f"{Path(done.provenance.model).name}: "
+    things = "head" if done.merge is None else "key/value head"
+    changed = tuple(change for change in costs if change.before)
+    return Removal(f"{name}{next(_lines(done))}", things, layers, changed, tuple(_quality(done)))
+
+
+def _blocks(done: Pruned, site: SiteHeads) -> list[Block]:
+    """The heads of a site one by one, or its key/value heads with those side by side that became one."""
+    if done.merge is None:
+        gone = done.plan.removed_from(site.id)
+        return [Block(number, stays=number not in gone) for number in site.heads]
+    groups = next((one.groups for one in done.merge.sites if one.site == site.id), None)
+    if groups is None:
+        return [Block(place) for place in range(site.n_kv_heads)]
+    return [Block(min(group), len(group)) for group in groups]
 
 
 def summary(done: Pruned) -> list[str]:

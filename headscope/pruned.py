@@ -15,6 +15,7 @@ from headscope.heads import Site
 from headscope.matrices import site_shape, total_parameters
 from headscope.merging import Merge
 from headscope.plan import Plan
+from headscope.provenance import Provenance
 from headscope.trials import Verdict
 from headscope.verify import Verification
 
@@ -37,7 +38,8 @@ class Pruned:
     """One pruning; `folder` is where the checkpoint lies, None where nothing was written.
 
     `verdict` says how it does on held-out data, None where it was not judged; `history` says what each round took.
-    `merge` says which key/value heads became one, None where heads were removed instead.
+    `merge` says which key/value heads became one, None where heads were removed instead. `provenance` is that of the
+    data that chose.
     """
 
     plan: Plan
@@ -50,6 +52,7 @@ class Pruned:
     folder: Path | None = None
     notes: tuple[str, ...] = ()
     history: tuple[Mapping[str, Any], ...] = ()
+    provenance: Provenance | None = None
 
     @property
     def quality(self) -> tuple[Quality, Quality] | None:

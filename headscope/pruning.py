@@ -13,10 +13,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from headscope import verify
 from headscope.alignment import Family
 from headscope.discovery import find_sites
-from headscope.errors import InvalidPlan, UnsupportedModel, UsageError
+from headscope.errors import InvalidPlan, ModelError, UnsupportedModel, UsageError
 from headscope.examples import collate
 from headscope.folder_writing import check_target
 from headscope.forms import choose_form
+from headscope.headers import read_config
 from headscope.heads import Site
 from headscope.inputs import probe_inputs
 from headscope.layouts import LAYOUTS
@@ -30,7 +31,7 @@ from headscope.plan import Plan, SiteHeads
 from headscope.prepared import prepare
 from headscope.pruned import Pruned, cost
 from headscope.publish import Basis, Publication, pad_token, publish
-from headscope.reasons import RAISED, first_line
+from headscope.reasons import PACKED, RAISED, first_line
 from headscope.repair import Repair, applied, write
 from headscope.request import Request
 from headscope.selection import Selection, select
@@ -88,11 +89,20 @@ class _Pruning:
     def __init__(self, model: str, data: str | None, options: PruneOptions) -> None:
         self.options, self.name = options, model
         self.loaded = load(model, options.study.load)
+        self._require_plain_weights()
         self.pad = pad_token(self.loaded.model.config)
         prepared = prepare(self.loaded, data, options.study, eval_data=options.eval_data, compensate=options.compensate)
         self.study, self.judging, self.mender = prepared.study, prepared.judging, prepared.mender
         self.notes: list[str] = [*self.loaded.notes, *prepared.notes]
         self.merge: Merge | None = None
+
+    def _require_plain_weights(self) -> None:
+        """Refuse a checkpoint that says it is quantised, also where the loaded model no longer does."""
+        location = self.loaded.location
+        if not location.gguf and read_config(location.folder).get("quantization_config"):
+            raise ModelError(
+                f"{self.name}: its weights are quantised, and slices of packed weights mean nothing", hint=PACKED
+            )
 
     def _merge(self, *, align: bool) -> Merge | None:
         """The merge that was asked for; None where heads are removed instead."""
@@ -173,6 +183,7 @@ class _Pruning:
             verification=proof,
             notes=tuple(dict.fromkeys(self.notes)),
             history=selection.history,
+            provenance=self.study.provenance(),
         )
         return result, form.config, inputs
 

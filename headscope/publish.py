@@ -24,6 +24,7 @@ from headscope.portable import is_portable
 from headscope.provenance import Provenance, versions
 from headscope.pruned import Pruned
 from headscope.repair import Repair
+from headscope.spare_tensors import carry_spare
 from headscope.trials import Verdict
 from headscope.verify import Inputs, Verification
 
@@ -91,6 +92,8 @@ def publish(
             stored.tokenizer().save_pretrained(folder)
         else:
             copy_companions(location.folder, folder, keep_extra=options.keep_extra, code=stored.trust_remote_code)
+        if options.keep_extra and not location.gguf:
+            carry_spare(location.folder, stored.unused, folder)
         code = stored.trust_remote_code or (config is None and is_portable(model.config))
         checks = verify.reloaded(
             folder, stored.task.auto_class, model, inputs, code=code, pad=stand_in if stand_in != pad else None
@@ -187,6 +190,7 @@ def _manifest(result: Pruned, stored: LoadedModel, basis: Basis) -> dict[str, An
             "weights_digest": location.digest(),
         },
         "data": {name: _data(one) for name, one in vars(basis).items()},
+        "unused_tensors": list(stored.unused),
         "dtype": str(stored.model.dtype).removeprefix("torch."),
         "plan": result.plan.as_dict(),
         "merge": None if result.merge is None else _merge(result.merge),

@@ -10,19 +10,18 @@ import re
 from collections.abc import Iterator
 
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
 from headscope.errors import ModelError
+from headscope.foreign import RAISED, NoBareErrors, hushed
 from headscope.headers import read_config
 from headscope.jsonfiles import quote
 from headscope.location import Location
 
-RAISED = (
-    *(OSError, ValueError, RuntimeError, KeyError, IndexError, ImportError, TypeError, AttributeError, AssertionError),
-    *(SafetensorError, pickle.UnpicklingError, EOFError, StrictDataclassError),
-)
-"""What transformers raises for checkpoints that it cannot load."""
+__all__ = ["PACKED", "RAISED", "NoBareErrors", "configuration_error", "first_line", "no_bars", "quiet", "reason"]
+
+PACKED = "dequantise it first: load it with its own library and save it in bfloat16"
+"""What to do about weights that are packed."""
 
 
 def configuration_error(location: Location, error: BaseException) -> ModelError:
@@ -48,12 +47,13 @@ def configuration_error(location: Location, error: BaseException) -> ModelError:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' own messages and progress bars off stderr: what matters becomes a note or an error."""
+    """Keep what transformers and what is below it print off both streams: what matters becomes a note or an error."""
     level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        yield
+        with hushed():
+            yield
     finally:
         transformers_logging.set_verbosity(level)
         if bars:

@@ -5,14 +5,15 @@ and its bias where it has one, are fitted anew: so that the stream they write to
 what the smaller model, repaired so far, puts in. Where there is no such stream, what the projection writes is what is
 compared. The ridge holds towards the old weights and is chosen by the error on held-out
 examples. A site whose held-out error does not fall keeps its weights, and there is no repair at all unless the
-divergence from the whole model falls on held-out examples.
+divergence from the whole model falls on held-out examples. Then the same sites can be fitted once more, with the same
+ridges, to all examples.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,14 +25,14 @@ from headscope.examples import Batch, Examples, held_out
 from headscope.heads import HeadId, Site, SiteId
 from headscope.least_squares import RIDGES, Moments, best
 from headscope.memory import in_halves
-from headscope.objective import Objective
+from headscope.original import Original
 from headscope.output_weights import Patch, head_columns, obstacle, output_bias, patches, swapped
 from headscope.plan import Plan
 from headscope.side_by_side import SideBySide
 from headscope.study import Study, batches
 from headscope.surgery import gates
 
-_SPLIT = 2
+SPLIT = 2
 """The number of the split of calibration examples into those that are fitted and those held out."""
 
 
@@ -41,7 +42,8 @@ class SiteRepair:
 
     `columns` are `[kept_head d_value d_model]` in the order of `heads`, `bias` is `[d_model]` or None where the
     projection has none; both hold numbers of the stored format, as float64. Errors are those of the stream behind
-    the projection against the whole model's on held-out tokens: squared, summed over the width, the mean over tokens.
+    the projection against the whole model's on held-out tokens that were not fitted: squared, summed over the width,
+    the weighted mean over tokens.
     """
 
     site: SiteId
@@ -55,7 +57,10 @@ class SiteRepair:
 
 @dataclass(frozen=True)
 class Repair:
-    """The repaired sites in the order of running, and the divergence on held-out examples without and with them."""
+    """The repaired sites in the order of running, and the divergence on held-out examples without and with them.
+
+    Divergences are those of the fit that has not seen these examples.
+    """
 
     sites: tuple[SiteRepair, ...]
     divergence_before: float
@@ -69,22 +74,35 @@ def fit(
     *,
     ridges: Sequence[float] = RIDGES,
     dtype: torch.dtype | None = None,
-    streams: bool = True,
     standing: Sequence[Patch] = (),
+    original: Original | None = None,
 ) -> Repair | None:
     """The repair of a study's model without the plan's heads, from the study's examples; None where none helps.
 
     A quarter of the examples, seeded, is held out: to choose among `ridges`, and to accept. `dtype` is the number
-    format in which the new weights will be stored (default: the model's). Without `streams` each projection is fitted
-    to what it writes in the whole model, and what was lost before it is left alone. `standing` are other weights of the
-    smaller model (merged heads), which the whole model lacks. The model is as before afterwards.
+    format in which the new weights will be stored (default: the model's). `standing` are other weights of the
+    smaller model (merged heads), which the whole model lacks. `original` holds what is known of the whole model.
+    The model is as before afterwards.
 
     Raises:
         DataError: a loss or a divergence is not finite.
     """
-    assert study.examples is not None, "a repair needs examples"
-    found = _Fitting(study, plan, ridges, dtype or study.loaded.model.dtype, streams=streams, standing=standing)
+    found = Fitting(study, plan, ridges, dtype or study.loaded.model.dtype, original=original, standing=standing)
     return found.accepted(tuple(found.sites()))
+
+
+def refitted(
+    study: Study,
+    plan: Plan,
+    repair: Repair,
+    *,
+    dtype: torch.dtype | None = None,
+    standing: Sequence[Patch] = (),
+    original: Original | None = None,
+) -> Repair:
+    """A repair that was accepted, its sites fitted with the same ridges to all examples, those held out among them."""
+    found = Fitting(study, plan, (), dtype or study.loaded.model.dtype, original=original, standing=standing)
+    return replace(repair, sites=tuple(found.again(repair.sites)))
 
 
 @contextlib.contextmanager
@@ -113,7 +131,7 @@ def _patches(model: PreTrainedModel, sites: Sequence[Site], repairs: Sequence[Si
     return found
 
 
-class _Fitting:
+class Fitting:
     """The passes over the examples that one repair takes."""
 
     def __init__(
@@ -123,17 +141,16 @@ class _Fitting:
         ridges: Sequence[float],
         dtype: torch.dtype,
         *,
-        streams: bool,
+        original: Original | None = None,
         standing: Sequence[Patch] = (),
     ) -> None:
+        assert study.examples is not None, "a repair needs examples"
         self.study, self.plan, self.ridges, self.dtype, self.standing = study, plan, ridges, dtype, standing
-        loaded = study.loaded
-        self.model = loaded.model
-        self.objective = Objective(loaded.model, loaded.task, study.sites)
+        self.original = original or Original(study)
+        self.model, self.objective = study.loaded.model, self.original.objective
         self.closed = gates(study.sites, plan)
-        self.beside = SideBySide(self.objective, self.closed, streams=streams)
-        assert study.examples is not None
-        fitted, held = held_out(study.examples, study.options.seed, split=_SPLIT)
+        self.beside = SideBySide(self.original, self.closed)
+        fitted, held = held_out(study.examples, study.options.seed, split=SPLIT)
         self.fitted, self.held = self._batches(fitted), self._batches(held)
         self.notes: list[str] = []
 
@@ -157,11 +174,26 @@ class _Fitting:
                 done += patches(self.model, site, places, one.columns, bias=one.bias)
                 yield one
 
+    def again(self, repairs: Sequence[SiteRepair]) -> Iterator[SiteRepair]:
+        """The same sites with the same ridges, fitted to all examples."""
+        done, layers = list(self.standing), {one[0].id: one for one in self._modules()}
+        for repair in repairs:
+            site = layers[repair.site][0]
+            places = [site.heads.index(head) for head in repair.heads]
+            moments = self._moments([*self.fitted, *self.held], layers[repair.site], places, done)
+            assert moments is not None, "the site was reached before"
+            change = moments.change(repair.ridge)
+            assert change is not None, "its heads put out something before"
+            start = self._start(site, places)
+            one = self._made(repair, (start + change.cpu()).to(self.dtype).double())
+            done += patches(self.model, site, places, one.columns, bias=one.bias)
+            yield one
+
     def _modules(self) -> list[list[Site]]:
         """The layers of each output projection, in the order of running, from the first that loses a head; all where
         other weights stand in the smaller model.
         """
-        order = self.beside.order(self.fitted[0])
+        order = self.original.streams.order(self.fitted[0])
         layers = [[site for site in self.study.sites if site.output == path] for path in order]
         touched = [bool(self.standing) or any(site.id in self.closed for site in one) for one in layers]
         first = touched.index(True) if any(touched) else len(layers)
@@ -173,24 +205,28 @@ class _Fitting:
         fitting, held = (self._moments(part, layers, places, done) for part in (self.fitted, self.held))
         if fitting is None or held is None:
             return None
-        with swapped(self.standing):
-            columns, old = head_columns(self.model, site, places), output_bias(self.model, site)
-        start = columns.flatten(0, 1)  # [feature d_model]
-        if old is not None:
-            start = torch.cat([start, old.detach().cpu().double()[None]])
+        start = self._start(site, places)
         found = best(fitting, held, self.ridges, start.to(fitting.products.device), dtype=self.dtype)
         if found is None:
             return None
-        new = found.map.cpu()
-        return SiteRepair(
-            site=site.id,
-            heads=tuple(site.heads[place] for place in places),
-            columns=new[: columns.shape[0] * columns.shape[1]].view(columns.shape),
-            bias=None if old is None else new[-1],
-            ridge=found.ridge,
-            error_before=found.before,
-            error_after=found.after,
-        )
+        heads = tuple(site.heads[place] for place in places)
+        blank = SiteRepair(site.id, heads, start, None, found.ridge, found.before, found.after)
+        return self._made(blank, found.map.cpu())
+
+    def _start(self, site: Site, places: Sequence[int]) -> Tensor:
+        """What the heads at these places write by, and the bias where there is one: `[feature d_model]`."""
+        with swapped(self.standing):
+            columns, bias = head_columns(self.model, site, places), output_bias(self.model, site)
+            rows = [columns.flatten(0, 1)] + ([] if bias is None else [bias.detach().cpu().double()[None]])
+            return torch.cat(rows)
+
+    def _made(self, repair: SiteRepair, new: Tensor) -> SiteRepair:
+        """A site's repair with new weights `[feature d_model]`."""
+        heads = len(repair.heads)
+        site = next(site for site in self.study.sites if site.id == repair.site)
+        features = heads * site.d_value
+        columns, rest = new[:features].view(heads, site.d_value, -1), new[features:]
+        return replace(repair, columns=columns, bias=rest[0] if len(rest) else None)
 
     def _moments(
         self, part: Sequence[Batch], layers: Sequence[Site], places: Sequence[int], done: Sequence[Patch]
@@ -231,67 +267,3 @@ def without(study: Study, plan: Plan, standing: Sequence[Patch] = ()) -> Iterato
     """The model without the plan's heads, by gates of 0, and with other `standing` weights, while the block runs."""
     with gate(study.loaded.model, gates(study.sites, plan), study.sites), swapped(standing):
         yield
-
-
-def divergence(study: Study, plan: Plan) -> float:
-    """How far a model without the plan's heads, unrepaired, is from the whole one on the examples that are held out."""
-    loaded = study.loaded
-    objective = Objective(loaded.model, loaded.task, study.sites)
-    assert study.examples is not None
-    _, held = held_out(study.examples, study.options.seed, split=_SPLIT)
-
-    def less(batch: Batch) -> Tensor:
-        with without(study, plan):
-            return objective.forward(batch)
-
-    found = judge([objective.forward, less], loaded.task, loaded.task_name, batches(study.on(held)))
-    return found[1].divergence
-
-
-class Mender:
-    """Repairs plans by the same examples and settings; the last repair is kept, since it is often asked for twice.
-
-    `standing` are other weights of every smaller model (merged heads).
-    """
-
-    def __init__(
-        self,
-        study: Study,
-        *,
-        ridges: Sequence[float] = RIDGES,
-        dtype: torch.dtype | None = None,
-        standing: Sequence[Patch] = (),
-    ) -> None:
-        self.study, self.ridges, self.dtype, self.standing = study, ridges, dtype, standing
-        self._removed: tuple[HeadId, ...] | None = None
-        self._last: Repair | None = None
-
-    def on(self, study: Study, *, standing: Sequence[Patch] | None = None) -> Mender:
-        """One with the same settings for other examples of the same model, or beside other `standing` weights."""
-        beside = self.standing if standing is None else standing
-        return Mender(study, ridges=self.ridges, dtype=self.dtype, standing=beside)
-
-    def repair(self, plan: Plan) -> Repair | None:
-        """The repair of a model without the plan's heads; None where none helps, as where nothing is removed."""
-        if plan.removed != self._removed:
-            self._last = self._fit(plan) if plan.removed or self.standing else None
-            self._removed = plan.removed
-        return self._last
-
-    def divergence(self, plan: Plan) -> float:
-        """How far the repaired model is from the whole one on the examples that the repair holds out."""
-        repair = self.repair(plan)
-        return divergence(self.study, plan) if repair is None else repair.divergence_after
-
-    def _fit(self, plan: Plan) -> Repair | None:
-        return fit(self.study, plan, ridges=self.ridges, dtype=self.dtype, standing=self.standing)
-
-    @contextlib.contextmanager
-    def mended(self, plan: Plan) -> Iterator[None]:
-        """The model without the plan's heads, by gates of 0, and with its repair, while the block runs."""
-        study, repair = self.study, self.repair(plan)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(without(study, plan, self.standing))
-            if repair is not None:
-                stack.enter_context(applied(study.loaded.model, study.sites, repair))
-            yield

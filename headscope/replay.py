@@ -93,7 +93,7 @@ class Replay:
             found = cls(model, sites, _routes(model, sites, calls))
             recording = Recording()
             with found.recording(recording):
-                whole = _tensors(model(**inputs))
+                whole = tensors(model(**inputs))
             found._expected = recording.order
             kept = {id: one for id, one in found.routes.items() if found._proved(one.site, inputs, recording, whole)}
             proved = cls(model, sites, kept)
@@ -168,9 +168,9 @@ class Replay:
         """Whether replay and gate agree, to far less than what the removed head does to what the `whole` model says."""
         removed = {site.id: (site.id.layer % site.n_heads,)}
         with self.without(removed):
-            gated = _tensors(self.model(**inputs))
+            gated = tensors(self.model(**inputs))
         with self.without(removed, seen):
-            replayed = _tensors(self.model(**inputs))
+            replayed = tensors(self.model(**inputs))
         return all(_near(a, b, was) for a, b, was in zip(replayed, gated, whole, strict=True))
 
 
@@ -268,7 +268,7 @@ def _carrier(projection: _Call, by_path: Mapping[str, Sequence[_Call]]) -> _Call
 
 def _worth(module: nn.Module, call: _Call) -> bool:
     """Whether a module's answer saves a matrix product or more, for the memory of its output."""
-    return bool(_tensors(call.output)) and any(parameter.dim() > 1 for parameter in module.parameters())
+    return bool(tensors(call.output)) and any(parameter.dim() > 1 for parameter in module.parameters())
 
 
 def _items(output: Any) -> tuple[Any, ...]:
@@ -276,17 +276,17 @@ def _items(output: Any) -> tuple[Any, ...]:
     return output if type(output) is tuple else (output,)
 
 
-def _tensors(output: Any) -> list[Tensor]:
+def tensors(output: Any) -> list[Tensor]:
     """The floating-point tensors in an output, in order."""
     if isinstance(output, Tensor):
         return [output] if output.is_floating_point() else []
     items = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
-    return [tensor for item in items for tensor in _tensors(item)]
+    return [tensor for item in items for tensor in tensors(item)]
 
 
 def _versions(output: Any) -> list[int]:
     """How often each tensor in an output was changed in place."""
-    return [tensor._version for tensor in _tensors(output)]
+    return [tensor._version for tensor in tensors(output)]
 
 
 def _near(replayed: Tensor, gated: Tensor, whole: Tensor) -> bool:

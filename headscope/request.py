@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from headscope.counts import check_ratio
 from headscope.errors import UsageError
 
 
@@ -74,6 +75,8 @@ class Request:
             raise UsageError(f"--{name} is about heads that are removed, and --merge-kv removes none")
 
     def _check_limits(self) -> None:
+        if self.ratio is not None:
+            check_ratio(self.ratio)
         if self.keep_metric is not None and not 0 < self.keep_metric <= 1:
             raise UsageError(f"--keep-metric {self.keep_metric:g} is no share of a metric, such as 0.99")
         if self.max_loss_increase is not None and not 0 <= self.max_loss_increase < float("inf"):

@@ -13,9 +13,10 @@ from headscope.criteria import candidates, choose_criterion, load_criterion
 from headscope.errors import InvalidPlan, ThresholdError, UsageError
 from headscope.examples import HELD_OUT
 from headscope.heads import HeadId, Site, parse_heads
+from headscope.mending import Mender, divergence
 from headscope.plan import Plan, SiteHeads, read_plan, require_removable
 from headscope.portable import carried
-from headscope.repair import Mender, divergence, without
+from headscope.repair import without
 from headscope.request import Request
 from headscope.score_files import read_scores
 from headscope.study import Study

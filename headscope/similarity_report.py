@@ -11,8 +11,9 @@ from headscope import clusters
 from headscope.columns import Column
 from headscope.comparison import joint_provenance
 from headscope.errors import UsageError
+from headscope.inspection import listed
 from headscope.inspection import notes as study_notes
-from headscope.likeness import ATTENTION, Likeness, default_measures
+from headscope.likeness import ATTENTION, HELLINGER, Likeness, default_measures
 from headscope.pair_sums import load_measures
 from headscope.reports._matrix import MatrixPicture
 from headscope.study import Scores
@@ -190,7 +191,20 @@ def matrix_picture(found: Likeness) -> MatrixPicture:
 def notes(found: Likeness) -> tuple[str, ...]:
     """What a reader of the report should know."""
     said = [note for study in found.party.studies for note in study_notes(study, Scores((), {}))]
-    return tuple(dict.fromkeys([*said, *found.notes]))
+    return tuple(dict.fromkeys([*said, *found.notes, *_zero_norms(found)]))
+
+
+def _zero_norms(found: Likeness) -> list[str]:
+    """Why cells of some heads are empty: what is compared is all zeros, which is like nothing, not even itself."""
+    mute: dict[str, list[str]] = {}
+    for name, one in found.values.items():
+        own = one.values.diagonal()
+        if name not in (ATTENTION, HELLINGER) and bool(own.isfinite().any()):
+            for head, value in zip(found.party.heads, own.tolist(), strict=True):
+                if not math.isfinite(value):
+                    mute.setdefault(str(head), []).append(name)
+    names = dict.fromkeys(name for measures in mute.values() for name in measures)
+    return [f"zero norm: {listed(list(mute))}, so {', '.join(names)} cannot be compared there"] if mute else []
 
 
 def summary(found: Likeness) -> list[str]:

@@ -34,6 +34,7 @@ from headscope.texts import Texts
 CPU_TOKENS = 512
 """Padded tokens in a batch on a CPU, where 256 to 1,024 are fastest."""
 GPU_TOKENS = 16_384
+EAGER_ROWS = "attention rows are computed as eager attention does, since other implementations show none"
 
 Progress = Callable[[int, int], None]
 """Told after each batch how many examples are done, and how many there are."""
@@ -71,8 +72,7 @@ class Study:
         """
         options = options or StudyOptions()
         loaded = load(model, options.load)
-        examples = load_examples(data, loaded, options.data) if data is not None else None
-        return cls(loaded, examples, options)
+        return cls(loaded, None if data is None else load_examples(data, loaded, options.data), options)
 
     @cached_property
     def discovery(self) -> Discovery:
@@ -158,19 +158,18 @@ class Study:
         notes: list[str] = []
         if objective.head is None and self.loaded.task.vocabulary:
             notes.append("the language-model head cannot be run apart from this model: its logits are held whole")
-        alone: dict[int, Tensor] = {}
-        ablated: dict[int, Tensor] = {}
+        alone, ablated = dict[int, Tensor](), dict[int, Tensor]()
         if Need.ABLATED in needs:  # before `only`, so that a budget which is too small is refused at once
             ablated, progress = self._ablated(objective, sums, notes, progress), None
         if Need.ALONE in needs:
             alone, progress = self._alone(objective, notes, progress), None
-        total = torch.zeros((), dtype=torch.float64)
-        labelled = done = 0
+        total, labelled, done = torch.zeros((), dtype=torch.float64), 0, 0
         with contextlib.ExitStack() as stack:
             seen = stack.enter_context(watch(model, self.sites))
             reader = self._reader(objective, chosen, pairs, replace=not (wanted.gradient or wanted.draws))
             if reader is not None:
                 stack.enter_context(reader.reading())
+                notes += [EAGER_ROWS] if options.load.attention not in ("auto", "eager") else []
             if pairs is not None:
                 stack.enter_context(pairs.watching(model, self.sites))
             for batch in batches(self):
@@ -276,6 +275,7 @@ class Study:
             task=loaded.task_name,
             examples=len(examples) if examples else 0,
             skipped=examples.skipped if examples else 0,
+            truncated=sum(example.truncated for example in examples.items) if examples else 0,
             seed=self.options.seed,
             dtype=str(loaded.model.dtype).removeprefix("torch."),
             device=str(loaded.model.device),

@@ -208,18 +208,19 @@ class FunctionTap(TorchFunctionMode):
 
     def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run torch's own multi-head attention with its steps in sight: it asks this mode once, and then would not."""
-        asks = F.has_torch_function
+        functional: Any = F
+        asks = functional.has_torch_function
 
         def answer(tensors: Any) -> bool:
-            F.has_torch_function = asks  # type: ignore[assignment]
+            functional.has_torch_function = asks
             return False
 
-        F.has_torch_function = answer  # type: ignore[assignment]
+        functional.has_torch_function = answer
         try:
             with self:
                 return F.multi_head_attention_forward(*args, **kwargs)
         finally:
-            F.has_torch_function = asks  # type: ignore[assignment]
+            functional.has_torch_function = asks
 
     def _show_product(self, output: Any, values: list[Any]) -> None:
         tensors = list(_tensors(values))

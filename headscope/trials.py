@@ -15,10 +15,11 @@ from headscope.card import Quality
 from headscope.errors import UsageError
 from headscope.evaluation import Judgement, Run, judge
 from headscope.examples import Batch
+from headscope.mending import Mender
 from headscope.objective import Objective
 from headscope.output_weights import Patch
 from headscope.plan import Plan
-from headscope.repair import Mender, Repair, without
+from headscope.repair import Repair, without
 from headscope.study import Study, batches
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from headscope import reload
 from headscope.capture import gate
 from headscope.errors import ProofFailed
+from headscope.headers import read_headers
 from headscope.heads import Site
 from headscope.inputs import placed, probe_inputs
 from headscope.plan import Plan
@@ -223,15 +224,19 @@ def reloaded(
         found = _in_new_process(folder, auto_class, model, inputs, code=code, pad=pad, scratch=Path(scratch))
         hashes = json.loads((Path(scratch) / reload.HASHES).read_text())
     return [
-        _same_weights(reload.hashes(model), hashes),
+        _same_weights(reload.hashes(model), hashes, folder),
         Check("pruned and reloaded outputs", compared(expected, found), 0.0),
     ]
 
 
-def _same_weights(first: Mapping[str, str], second: Mapping[str, str]) -> Check:
+def _same_weights(first: Mapping[str, str], second: Mapping[str, str], folder: Path) -> Check:
     """Every tensor of two models, bit for bit, also those that no input reaches; the remark names one that differs."""
     unlike = sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
-    remark = f"{unlike[0]} differs" if unlike else ""
+    remark = ""
+    if unlike:
+        stored = read_headers(folder).get(unlike[0])
+        hashes = " and ".join(str(each.get(unlike[0]))[:16] for each in (first, second))
+        remark = f"{unlike[0]} of {'no file' if stored is None else stored.file} differs, SHA-256 {hashes}"
     return Check("pruned and reloaded weights", float(len(unlike)), 0.0, remark)
 
 

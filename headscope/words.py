@@ -49,8 +49,7 @@ class Aligner:
         if self.spaced:
             forms = [forms[0], *(f" {form}" for form in forms[1:])]
         tokens = self.encoder.tokens(forms, is_split_into_words=True)
-        split = not self.encoder.parse_special
-        words = self.tokenizer(forms, is_split_into_words=True, split_special_tokens=split, verbose=False).word_ids()
+        words = self.encoder.encoded(forms, is_split_into_words=True, verbose=False).word_ids()
         known = {name: values for name, values in tokens.items() if name in ("input_ids", "attention_mask")}
         if "token_type_ids" in tokens and "token_type_ids" in self.accepted:
             known["token_type_ids"] = tokens["token_type_ids"]

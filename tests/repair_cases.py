@@ -56,17 +56,19 @@ class Plainly:
     """The same repair with everything kept: example by example, so that nothing is padded.
 
     `stream` names the module, next to an output projection, that reads the sum which the projection writes to; without
-    it projections are fitted to what they write.
+    it projections are fitted to what they write. With `everything` no examples are held out.
     """
 
-    def __init__(self, case: Opened, plan: Plan, stream: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self, case: Opened, plan: Plan, stream: tuple[str, str] | None = None, *, everything: bool = False
+    ) -> None:
         study = case.study
         assert study.examples is not None
         self.sites, self.model = study.sites, study.loaded.model
         self.objective = Objective(self.model, study.loaded.task, study.sites)
         self.closed = gates(self.sites, plan)
         self.plan = plan
-        fitted, _ = held_out(study.examples, study.options.seed, split=2)
+        fitted, _ = (study.examples, None) if everything else held_out(study.examples, study.options.seed, split=2)
         self.batches = [collate([one], fitted.pads) for one in fitted.items]
         self.stream = stream
         self.whole = self._runs()

@@ -63,7 +63,7 @@ def report(tokens=HOSTILE, key="head"):
         }
         for index, token in enumerate(tokens)
     )
-    provenance = Provenance("some/model", revision="abc", versions={"torch": "2.11"})
+    provenance = Provenance("some/model", revision="abc", truncated=3, versions={"torch": "2.11"})
     return Table("inspect", COLUMNS, rows, key=key, provenance=provenance, notes=("one <b>note</b>\x1b[1m",))
 
 

@@ -72,8 +72,10 @@ MISUSE = [
     (["inspect", "m", "--check", "--structure"], ["two reports"]),
     (["inspect", "m", "--label-column", "y"], ["--label-column is about data", "--data FILE"]),
     (["inspect", "m", "--split", "test"], ["--split is about data"]),
-    (["inspect", "m", "--plot", "x.png"], ["--plot needs a measure", "--measures importance"]),
-    (["inspect", "m", "--plot", "x.png", "--by", "layer"], ["--plot draws scores of heads"]),
+    *[
+        (["inspect", "m", "--plot", "x.png", *words], ["--plot draws heads or layers"])
+        for words in (["--by", "model"], ["--check"], ["--structure"])
+    ],
     (["inspect", "m", "--plot", "x.gif", *map(str, FEW)], [".gif"]),
     (["inspect", "m", "--plot", "x.svg", "-o", "x.svg", "--format", "csv"], ["are both x.svg"]),
     (["explain", "importence"], ["did you mean 'importance'?"]),
@@ -131,7 +133,8 @@ def test_every_format_has_the_same_rows(run, tiny, tmp_path, name):
     assert file.read_bytes() == once
     if name != "parquet":
         assert run("inspect", tiny, "--format", name).out == once.decode()
-    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    beside = [] if name in ("json", "html", "markdown") else [f"{file.name}.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [file.name, *beside]
 
 
 def test_shape_of_a_report(run, tiny):

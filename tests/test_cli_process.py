@@ -1,5 +1,6 @@
 """The command as a process: imports, pipes, signals, terminals, locales."""
 
+import json
 import os
 import pty
 import signal
@@ -10,6 +11,7 @@ import time
 import pytest
 from checkpoints import bert, pickled
 from conftest import SAMPLES
+from tiny_tokenizers import SIZE, tokenizer
 
 LLAMA = SAMPLES / "llama-gqa-web"
 FORBID = """
@@ -145,6 +147,19 @@ def test_signals(number, code, line, tmp_path):
     os.close(write)
     assert (found, out, err) == (code, b"", f"error: {line}\n".encode())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_compiled_libraries_print_is_not_shown(tmp_path):
+    """A tokenizer may have options that its library does not know, which it prints to stdout as they are."""
+    folder = bert(tmp_path / "model", vocab_size=SIZE)
+    tokenizer("bert").save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    extra = {"0": {"content": "[PAD]", "special": True, "evil\x1b]0;title\x07": True}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"added_tokens_decoder": extra}))
+    (tmp_path / "data.txt").write_text("w1 w2\n")
+    code, out, err = finish(start("inspect", folder, "--data", tmp_path / "data.txt", "--dry-run"))
+    assert (code, err) == (0, b"") and out.startswith(b"item,value,unit\n")
+    assert b"\x1b" not in out and b"evil" not in out
 
 
 def test_a_bug_is_one_line_too() -> None:

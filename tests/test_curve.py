@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,13 @@ from headscope.data import DataOptions, load_examples
 from headscope.errors import InvalidPlan, UsageError
 from headscope.examples import held_out
 from headscope.heads import HeadId
+from headscope.mending import Mender
 from headscope.models import LoadOptions, load
 from headscope.objective import Objective
 from headscope.plan import Plan, SiteHeads
 from headscope.pruning import PruneOptions
-from headscope.repair import Mender
-from headscope.reports import _curve
-from headscope.reports._curve import Line, Panel, draw_curves
+from headscope.reports._curve import Line, Panel, curve_figure
+from headscope.reports._picture import save_picture
 from headscope.request import Request
 from headscope.stored import stored_format
 from headscope.study import Study, StudyOptions, batches
@@ -300,7 +301,7 @@ def test_the_command(run: Run, samples: Path, tmp_path: Path) -> None:
         ("random", "true"), ("random", "false"), *((name, "false") for name in LABELLED),
     ]  # fmt: skip
     assert len([line for line in ran.err.splitlines() if "without 50.0% (16 heads): loss" in line]) == 7
-    assert {path.name for path in tmp_path.iterdir()} == {"a.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == {"a.csv", "a.csv.json"}
 
     bare = rows[10:]
     more = ("--no-compensate", "--columns", "ratio,loss", "--top", 4, "--quiet")
@@ -357,7 +358,7 @@ def test_a_dry_run_runs_nothing(run: Run, samples: Path, tmp_path: Path, monkeyp
         (("--data", "d", "--curve", "x.csv", "--plot", "x.gif"), [".png or .svg"]),
         (("--data", "d", "--curve", "old.csv"), ["old.csv exists already", "--force"]),
         (("--data", "d", "--curve", "x.csv", "--plot", "old.png"), ["old.png exists already", "--force"]),
-        (("--ratio", "0.3", "-o", "x", "--plot", "x.png"), ["--plot draws a curve", "--curve FILE"]),
+        (("--ratio", "0.3", "-o", "x", "--plot", "x.gif"), [".png or .svg"]),
     ],
     ids=lambda value: " ".join(value)[:60],
 )
@@ -380,7 +381,7 @@ def test_every_column_is_explained(run: Run) -> None:
 def test_the_picture_shows_the_curve(digits: Sample, tmp_path: Path) -> None:
     """Each panel has every series over percent of heads; the band runs from the least to the largest random order."""
     found = replace(digits.found, series=digits.start.series[:1] + digits.found.series)
-    figure = _curve._figure(lines(found), panels(found), "a title")
+    figure = curve_figure(lines(found), panels(found), title="a title")
     assert [axes.get_title().split("\n")[0] for axes in figure.axes] == [
         "loss", "accuracy", "divergence from the whole model",
     ]  # fmt: skip
@@ -414,15 +415,16 @@ def test_a_picture_is_the_same_twice_and_kept_from_odd_names(tmp_path: Path) -> 
         Line("random-0", "random", shares, {"loss": (1.0, 3.0, 4.0)}),
         Line("random-1", "random", (0.0, 0.5, 0.8), {"loss": (1.0, 5.0, 6.0)}),
     ]
+    hostile = partial(curve_figure, drawn, [Panel("loss", "loss", "nats")], title="t\x1b[2J")
     for suffix in ("svg", "png"):
         pages = [tmp_path / f"a.{suffix}", tmp_path / f"b.{suffix}"]
         for page in pages:
-            draw_curves(drawn, [Panel("loss", "loss", "nats")], title="t\x1b[2J", path=page)
+            save_picture(hostile, page)
         assert pages[0].read_bytes() == pages[1].read_bytes()
     assert b"\x1b" not in (tmp_path / "a.svg").read_bytes()
     with pytest.raises(UsageError, match="exists already"):
-        draw_curves(drawn, [Panel("loss", "loss")], title="t", path=pages[0])
-    (axes,) = _curve._figure(drawn, [Panel("loss", "loss")], "t").axes
+        save_picture(hostile, pages[0])
+    (axes,) = hostile().axes
     assert axes.get_yscale() == "log", "150 is more than 100 times 1"
     (mean,) = (line for line in axes.get_lines() if line.get_label() == "random: mean")
     assert list(mean.get_xdata()) == [0, 25, 50, 75], "up to where the shorter one ends"

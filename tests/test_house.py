@@ -12,23 +12,26 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "headscope"
 FLOORS = [
-    "portable reload least_squares downdates left made_up made_up/*",
-    "errors columns shapes heads provenance losses examples rows inputs ownership taps alignment",
-    "metrics places registry devices tables cost naming jsonfiles unpack geometry moving stacks capture vocabulary "
-    "tiles memory sampling subsets curve_columns outcomes",
+    "portable reload least_squares downdates interrupt foreign left made_up made_up/*",
+    "errors columns shapes heads provenance losses examples rows inputs positions ownership taps alignment",
+    "metrics places registry devices upload tables cost naming jsonfiles unpack geometry moving stacks capture "
+    "vocabulary tiles memory sampling subsets curve_columns outcomes",
     "tasks families greedy projecting",
     "tasks/* families/* fields formats headers matrices objective anatomy patterns conllu criteria plan_values numbers",
-    "location discovery outline clusters cells folders leftovers manifest companions card hub_data scores pairs "
-    "output_weights",
+    "location discovery spare_tensors outline clusters cells folders leftovers manifest companions card hub_data "
+    "scores pairs output_weights",
     "weights widening settings_read boundary silence folder_writing scores/* sources reasons texts plan_files measures",
-    "models sums reading gated replay plan score_files layouts moments row_store circuits cuts",
-    "ablated data reports words counts units recipe measures/* pair_sums side_by_side rehearsal",
+    "models sums reading gated replay plan score_files layouts moments row_store circuits streams cuts",
+    "ablated data reports words counts units recipe measures/* pair_sums resuming rehearsal",
     "study reports/* choice surgery",
     "inspection row_sums maps relations evaluation timing comparison_columns bootstrap alike native verify pairing",
     "output_moments merging forms",
-    "reconstruct",
-    "checks survey estimate comparison repair request stored criteria/* merge_maps",
-    "trials prepared",
+    "reconstruct emphasis",
+    "original",
+    "side_by_side",
+    "checks survey estimate comparison head_pictures repair request stored criteria/* merge_maps",
+    "mending",
+    "trials prepared comparison_picture",
     "pruned",
     "outlay selection publish likeness",
     "pruning prune_report similarity_report pair_estimate",

@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from functools import partial
 
 import pytest
 import tiny_tokenizers
@@ -16,7 +17,8 @@ from headscope.data import DataOptions
 from headscope.errors import UsageError
 from headscope.maps import MAP_COLUMNS, attention_map, find_head, map_table
 from headscope.models import LoadOptions
-from headscope.reports._map import draw_map, render_map
+from headscope.reports._map import map_figure, render_map
+from headscope.reports._picture import save_picture
 from headscope.study import Study, StudyOptions
 
 NAMES = [column.name for column in MAP_COLUMNS]
@@ -224,14 +226,16 @@ def test_a_picture_by_hand():
 def test_drawings_repeat_to_the_byte_and_take_any_token(suffix, tmp_path):
     for name in ("a", "b"):
         path = tmp_path / f"{name}{suffix}"
-        draw_map(grid(10, 10), HOSTILE, HOSTILE, title="attention of $x^2_{\x1b", path=path)
+        hostile = partial(map_figure, grid(10, 10), HOSTILE, HOSTILE, title="attention of $x^2_{\x1b")
+        save_picture(hostile, path)
     first, second = (tmp_path / f"{name}{suffix}" for name in ("a", "b"))
     assert first.read_bytes() == second.read_bytes()
     with pytest.raises(UsageError, match="exists"):
-        draw_map(grid(2, 2), ["a", "b"], ["a", "b"], title="", path=first)
-    draw_map(grid(130, 3), ["x"] * 130, ["y"] * 3, title="many", path=tmp_path / f"many{suffix}")
+        save_picture(hostile, first)
+    many = partial(map_figure, grid(130, 3), ["x"] * 130, ["y"] * 3, title="many")
+    save_picture(many, tmp_path / f"many{suffix}")
     with pytest.raises(UsageError, match="600 tokens"):
-        draw_map([[0.0] * 600], ["x"], ["y"] * 600, title="", path=tmp_path / f"more{suffix}")
+        map_figure([[0.0] * 600], ["x"], ["y"] * 600, title="")
 
 
 def test_the_command_draws(run, tmp_path):

@@ -24,10 +24,12 @@ from headscope.discovery import find_sites
 from headscope.errors import InvalidPlan, UsageError
 from headscope.heads import Role, Site
 from headscope.inputs import probe_inputs
+from headscope.mending import Mender
 from headscope.merge_maps import find_merge
 from headscope.merging import Merge, aligned, merge_heads, tied, unaligned
+from headscope.original import Original
 from headscope.output_weights import Patch, head_columns, patches, swapped
-from headscope.repair import Mender, applied, fit
+from headscope.repair import applied, fit
 from headscope.study import Study
 from headscope.surgery import keep_kv_heads
 from headscope.trials import Trials
@@ -370,7 +372,8 @@ def test_the_repair_is_least_squares_on_stored_activations(case: Any) -> None:
     """Of the tied model's outputs against those of the whole one, site by site, from the turned weights."""
     _, standing = standing_of(case)
     plan = plan_of(case.study.sites, [])
-    found = fit(case.study, plan, ridges=(RIDGE,), standing=standing, streams=False)
+    original = Original(case.study, streams=False)
+    found = fit(case.study, plan, ridges=(RIDGE,), standing=standing, original=original)
     assert found is not None and len(found.sites) == len(case.study.sites)
     plainly = Plainly(case, plan)
     for number, one in enumerate(found.sites):

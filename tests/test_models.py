@@ -23,6 +23,7 @@ from checkpoints import (
     sharded,
     t5,
 )
+from tiny_tokenizers import SIZE, tokenizer
 from transformers import BertModel
 
 from headscope.errors import DeviceError, ModelError, UsageError
@@ -271,3 +272,26 @@ def test_tokenizer_faults_are_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match="tokenizer cannot be loaded"), warnings.catch_warnings():
         loaded.tokenizer()
+
+
+NO_UNKNOWN = {"type": "WordLevel", "vocab": {"w1": 5, "w2": 6}, "unk_token": "?"}
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("tokenizer.json", {"version": None}, "tokenizer cannot be loaded: invalid type: null"),
+        ("tokenizer.json", {"model": {"type": "Nothing"}}, "tokenizer cannot be loaded"),
+        ("tokenizer_config.json", {"tokenizer_class": "BertModel"}, "tokenizer is none but a BertModel"),
+        ("tokenizer_config.json", {"model_max_length": "long"}, "tokenizer fails on a text: "),
+        ("tokenizer.json", {"model": NO_UNKNOWN}, "fails on a text"),
+    ],
+)  # fmt: skip
+def test_broken_tokenizers_are_told(run, tmp_path, file, change, words):
+    """What the compiled tokenizers raise is no kind of its own, and some faults show only when a text is read."""
+    model = bert(tmp_path / "model", vocab_size=SIZE)
+    tokenizer("bert").save_pretrained(model)
+    (tmp_path / "data.txt").write_text("w1 w2\nw3 zebra\n")
+    assert run("inspect", model, "--data", tmp_path / "data.txt", "--dry-run").code == 0
+    (model / file).write_text(json.dumps(json.loads((model / file).read_text()) | change))
+    assert refused(run("inspect", model, "--data", tmp_path / "data.txt", "--dry-run"), 1, words)

@@ -300,6 +300,7 @@ def test_a_site_that_loses_nothing_has_an_empty_cell(tmp_path: Path) -> None:
         (csv(changed(heads_before="six")).encode(), "heads_before holds 'six'"),
         (csv(ROWS[:2]).encode(), "cut short: it does not have the site encoder.self.2"),
         (csv([*ROWS, ROWS[0]]).encode(), "encoder.self.0 stands twice"),
+        (json.dumps({"rows": [ROWS[0], {}]}).encode(), "a site must be a text, not null"),
     ],
 )  # fmt: skip
 def test_a_broken_plan_file_is_one_line(content: bytes, message: str, tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ def test_a_verification_can_say_no() -> None:
     [
         (("--ratio", "0.3"), 2, "-o DIR"),
         (("-o", "x"), 2, "what to remove"),
-        (("--ratio", "half", "-o", "x"), 2, "expected a number"),
+        (("--ratio", "half", "-o", "x"), 2, "expected a share 0 <= R < 1"),
         (("--ratio", "0.3", "--criterion", "importance", "-o", "x"), 2, "needs data"),
         (("--ratio", "30", "-o", "x"), 2, "0.3"),
         (("--heads", "0:0", "--layout", "onnx", "-o", "x"), 2, "--layout"),

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from zoo_configs import grouped
 
 import headscope
-from headscope import merging, pruning
+from headscope import emphasis, merging, pruning
 from headscope.discovery import find_sites
 from headscope.errors import ProofFailed
 from headscope.inputs import probe_inputs
@@ -96,8 +96,9 @@ def test_the_llama_sample(run: Run, source: Path, tmp_path: Path) -> None:
     assert model.generate(**prompt, max_new_tokens=3).shape[1] == prompt["input_ids"].shape[1] + 3
 
 
-def test_the_checkpoint_is_the_model_that_was_judged(tmp_path: Path) -> None:
+def test_the_checkpoint_is_the_model_that_was_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: the tied weights and the repair of the verdict in the whole model."""
+    monkeypatch.setattr(emphasis, "EVEN", 1.0)  # a random model on few texts: else no repair is accepted
     case = opened("causal-llama", tmp_path)
     options, target = StudyOptions(load=LoadOptions(dtype="float64")), tmp_path / "merged"
     place, rows = str(tmp_path / "model"), str(tmp_path / "rows.jsonl")

@@ -16,15 +16,18 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
+from headscope import mending
 from headscope import repair as repairing
 from headscope.capture import gate
 from headscope.discovery import find_sites
 from headscope.examples import collate
 from headscope.heads import HeadId
 from headscope.least_squares import Fit, Moments, best
+from headscope.mending import Mender
 from headscope.objective import Objective
+from headscope.original import Original
 from headscope.plan import Plan
-from headscope.repair import Mender, Repair, applied, fit, write
+from headscope.repair import Fitting, Repair, applied, fit, refitted, write
 from headscope.surgery import prune, silence_heads
 
 NAMES = ["single", "causal-llama", "causal-gpt2", "seq2seq-t5", "seq2seq-bart", "image-classification", "masked-albert"]
@@ -40,7 +43,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if name not in known:
             case = opened(name, tmp_path_factory.mktemp(name))
             plan = one_of_each(case.study.sites)
-            found = fit(case.study, plan, ridges=(RIDGE,), streams=False)
+            found = fit(case.study, plan, ridges=(RIDGE,), original=Original(case.study, streams=False))
             assert found is not None, f"{name}: no repair was found that helps"
             known[name] = case, plan, found
         return known[name]
@@ -108,7 +111,7 @@ def test_padding_is_no_token(cases: Any, name: str) -> None:
     study = case.study
     single = type(study)(study.loaded, study.examples, replace(study.options, batch_size=1))
     single.__dict__["discovery"] = study.discovery
-    again = fit(single, plan, ridges=(RIDGE,), streams=False)
+    again = fit(single, plan, ridges=(RIDGE,), original=Original(single, streams=False))
     assert again is not None and len(again.sites) == len(found.sites)
     for one, other in zip(found.sites, again.sites, strict=True):
         assert_close(one.columns, other.columns, rtol=1e-8, atol=1e-9)
@@ -151,7 +154,8 @@ def test_written_into_the_smaller_model_it_says_what_the_masked_one_says(cases: 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_are_those_that_the_stored_format_holds(cases: Any, dtype: torch.dtype) -> None:
     case, plan, _ = cases("causal-llama")
-    found = fit(case.study, plan, ridges=(RIDGE,), dtype=dtype, streams=False)
+    original = Original(case.study, streams=False)
+    found = fit(case.study, plan, ridges=(RIDGE,), dtype=dtype, original=original)
     assert found is not None
     small = copy.deepcopy(case.study.loaded.model).to(dtype)
     prune(small, case.study.sites, plan)
@@ -222,19 +226,46 @@ def test_a_site_without_survivors_and_what_cannot_be_repaired_are_left(tmp_path:
     assert found is None, "the last site has no head left, and the first lost none"
     mixed = opened("mixed-bitnet", tmp_path)
     assert all(site.mixes_heads for site in mixed.study.sites)
-    working = repairing._Fitting(mixed.study, one_of_each(mixed.study.sites), (RIDGE,), torch.float64, streams=True)
+    working = Fitting(mixed.study, one_of_each(mixed.study.sites), (RIDGE,), torch.float64)
     assert list(working.sites()) == [] and all("mixed before" in note for note in working.notes)
     assert len(working.notes) == len(mixed.study.sites) - 1
 
 
 def test_a_mender_fits_a_plan_once_and_mends_gated_models(cases: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    case, plan, found = cases("single")
+    case, plan, _ = cases("single")
     model, sites = case.study.loaded.model, case.study.sites
     mender = Mender(case.study, ridges=(RIDGE,))
     assert mender.repair(replace(plan, removed=())) is None
-    with gate(model, gates(sites, plan), sites), applied(model, sites, found):
+    original = Original(case.study, emphasis=True)
+    tried = fit(case.study, plan, ridges=(RIDGE,), original=original)
+    assert tried is not None and mender.divergence(plan) == tried.divergence_after
+    whole = refitted(case.study, plan, tried)
+    with (
+        gate(model, gates(sites, plan), sites),
+        applied(model, sites, refitted(case.study, plan, tried, original=original)),
+    ):
         expected = answers(case)
+    with gate(model, gates(sites, plan), sites), applied(model, sites, whole):
+        assert difference(expected, answers(case)) > 1e-6, "all tokens counted alike"
     with mender.mended(plan):
         assert difference(expected, answers(case)) <= 1e-12
-    monkeypatch.setattr(repairing, "fit", None)
+    monkeypatch.setattr(mending, "fit", None)
+    monkeypatch.setattr(mending, "refitted", None)
     assert mender.repair(plan) is not None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_refitted_it_is_least_squares_on_all_examples(cases: Any, name: str) -> None:
+    case, plan, found = cases(name)
+    everything = refitted(case.study, plan, found, original=Original(case.study, streams=False))
+    assert (everything.divergence_before, everything.divergence_after) == (
+        found.divergence_before,
+        found.divergence_after,
+    )
+    plainly = Plainly(case, plan, everything=True)
+    for number, one in enumerate(everything.sites):
+        columns, bias = plainly.columns(everything, number, RIDGE)
+        assert_close(one.columns, columns, rtol=1e-8, atol=1e-8)
+        assert not torch.allclose(one.columns, found.sites[number].columns, rtol=1e-6, atol=1e-6)
+        if bias is not None:
+            assert_close(one.bias, bias, rtol=1e-8, atol=1e-8)

@@ -84,13 +84,15 @@ def test_json_gives_everything_back_strictly():
 
     table = report()
     found = json.loads(json_format.render(table), parse_constant=refuse)
-    assert list(found) == ["schema_version", "report", "provenance", "notes", "columns", "rows"]
+    assert list(found) == ["schema_version", "report", "provenance", "notes", "columns", "empty", "rows"]
     assert found["schema_version"] == 1
     assert found["report"] == "inspect"
     assert found["provenance"]["revision"] == "abc"
     assert found["notes"] == list(table.notes)
     assert found["columns"]["importance"] == {"unit": "nats", "meaning": "a < b & c"}
     assert found["rows"] == expected_rows(table)
+    nulls = {name for row in found["rows"] for name, value in row.items() if value is None}
+    assert found["empty"].keys() == nulls and all(found["empty"].values())
 
 
 def test_jsonl_gives_the_rows_back():
@@ -104,14 +106,16 @@ def test_markdown_gives_the_rows_back():
     lines = markdown_format.render(table).decode().splitlines()
     assert lines[0] == "| head | layer | importance | dead | token |"
     assert lines[1] == "| --- | ---: | ---: | --- | --- |"
-    assert len(lines) == len(table.rows) + 2
-    for line, row in zip(lines[2:], expected_rows(table), strict=True):
+    end = 2 + len(table.rows)
+    for line, row in zip(lines[2:end], expected_rows(table), strict=True):
         cells = re.findall(r" ((?:\\.|[^|\\])*?) \|", line)
         shown = [html.unescape(re.sub(r"\\([\\`*\[\]|~$_])", r"\1", cell)) for cell in cells]
         assert parsed_cell(shown[2], row["importance"]) == row["importance"]
         assert shown[-1] == safe_text(row["token"])
         assert "<" not in line
         assert not re.search(r"(?<!\\)\[", line)
+    assert lines[end : end + 6] == ["", "Notes", "", "- one &lt;b&gt;note&lt;/b&gt;\\\\x1b\\[1m", "", "Provenance"]
+    assert {"- model: some/model", "- revision: abc", "- truncated: 3", "- versions: torch 2.11"} <= set(lines[end:])
 
 
 def test_parquet_gives_the_rows_back():
@@ -171,7 +175,8 @@ def test_html_gives_the_rows_back_and_runs_nothing():
     table = report()
     text = html_format.render(table).decode()
     page = Page(text)
-    assert not page.tags & {"script", "img", "link", "iframe", "b"}
+    assert not page.tags & {"img", "link", "iframe", "b"}
+    assert text.count("<script") == text.lower().count("</script") == 1, "ours"
     assert not [name for name, _ in page.attributes if name in ("src", "href") or name.startswith("on")]
     rows = page.rows[1 : len(table.rows) + 1]
     for cells, row in zip(rows, expected_rows(table), strict=True):

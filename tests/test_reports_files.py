@@ -1,6 +1,8 @@
 """Report output: the format's choice, colour, standard output, and files that are whole or absent."""
 
+import hashlib
 import io
+import json
 import os
 import stat
 import subprocess
@@ -10,8 +12,9 @@ import pytest
 from report_samples import device, report
 
 from headscope.errors import OutputError, UsageError
-from headscope.reports import FORMATS, check_output, choose_format, emit, use_color, write_file
+from headscope.reports import FORMATS, check_output, check_report, choose_format, emit, use_color, write_file
 from headscope.reports import csv as csv_format
+from headscope.reports import json as json_format
 from headscope.reports import parquet as parquet_format
 
 
@@ -113,7 +116,43 @@ def test_file_holds_what_the_format_renders(name, tmp_path):
     path = tmp_path / "out"
     emit(report(["x"]), format=name, output=path)
     assert path.read_bytes() == sys.modules[f"headscope.reports.{name}"].render(report(["x"]))
-    assert os.listdir(tmp_path) == ["out"]
+    if name in ("html", "json", "markdown"):
+        assert os.listdir(tmp_path) == ["out"], "these hold what they rest on themselves"
+        return
+    assert sorted(os.listdir(tmp_path)) == ["out", "out.json"]
+    side = json.loads((tmp_path / "out.json").read_text())
+    whole = json.loads(json_format.render(report(["x"])))
+    whole.pop("rows")
+    assert side == whole | {"file": "out", "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    assert side["provenance"]["revision"] == "abc" and side["provenance"]["truncated"] == 3
+
+
+def test_a_report_and_its_side_file_are_written_together(tmp_path, monkeypatch):
+    """An old side file is only replaced with force, and where the disk fills up both files stay as they were."""
+    path, side = tmp_path / "a.csv", tmp_path / "a.csv.json"
+    side.write_text("old")
+    for attempt in (lambda: emit(report(), output=path), lambda: check_report("auto", path)):
+        with pytest.raises(UsageError, match=r"a\.csv\.json exists already") as caught:
+            attempt()
+        assert "--force" in caught.value.hint
+    assert os.listdir(tmp_path) == ["a.csv.json"]
+    path.write_text("old")
+    real, synced = os.fsync, []
+
+    def full(descriptor):
+        synced.append(descriptor)
+        if len(synced) == 2:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match=r"cannot write .*a\.csv\.json: No space left on device$"):
+        emit(report(), output=path, force=True)
+    assert {name: (tmp_path / name).read_text() for name in os.listdir(tmp_path)} == {"a.csv": "old", side.name: "old"}
+    monkeypatch.undo()
+    emit(report(["x"]), output=path, force=True)
+    assert path.read_bytes() == csv_format.render(report(["x"]))
+    assert json.loads(side.read_text())["file"] == "a.csv"
 
 
 def test_existing_file_only_with_force(tmp_path):

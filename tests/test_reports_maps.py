@@ -7,7 +7,9 @@ import pytest
 from rich.cells import cell_len
 
 from headscope.errors import UsageError
-from headscope.reports import _heatmap, _plot
+from headscope.reports import _heatmap
+from headscope.reports._picture import save_picture
+from headscope.reports._plot import HeadPicture, HeatMap, head_figure
 
 
 def grid(layers, heads, scale=1.0):
@@ -26,6 +28,12 @@ MAPS = {
     "none": {"encoder.self": [[math.nan]]},
     "absent": {},
 }
+
+
+def draw(name, path, *, title="t", unit="nats", force=False):
+    """One of the maps as a file."""
+    shown = HeadPicture(title, HeatMap(MAPS[name], "importance", unit))
+    save_picture(lambda: head_figure(shown), path, force)
 
 
 @pytest.mark.parametrize("color", [False, True])
@@ -57,12 +65,20 @@ def test_terminal_map_by_hand():
     ]
 
 
-def test_terminal_map_in_colour_by_hand():
+def test_terminal_map_in_colour_by_hand(monkeypatch):
+    monkeypatch.setenv("COLORTERM", "truecolor")
     values = {"encoder.self": [[0.0, 1.0], [1.0], [math.nan, 1.0], [1.0, math.nan]]}
     lines = _heatmap.render(values, title="importance", width=40, color=True).splitlines()
     dark, light = "2;68;1;84", "2;253;231;37"
     assert lines[4] == f"0/1 \x1b[38;{dark};48;{light}m▀▀\x1b[0m\x1b[38;{light}m▀▀\x1b[0m"
     assert lines[5] == f"2/3 \x1b[38;{light}m▄▄\x1b[0m\x1b[38;{light}m▀▀\x1b[0m"
+
+
+def test_a_terminal_without_true_colour_gets_the_nearest_of_256(monkeypatch):
+    monkeypatch.delenv("COLORTERM", raising=False)
+    text = _heatmap.render({"encoder.self": [[0.0, 1.0]]}, title="importance", width=40, color=True)
+    assert "\x1b[38;5;53m▀▀\x1b[0m\x1b[38;5;220m▀▀\x1b[0m" in text, "dark violet and yellow"
+    assert "38;2;" not in text
 
 
 def test_terminal_map_is_split_and_says_so():
@@ -82,7 +98,7 @@ def test_equal_values_are_full_and_zeros_are_blank():
 def test_picture_is_the_same_bytes_every_time(name, suffix, tmp_path):
     first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
     for path in (first, second):
-        _plot.heatmap(MAPS[name], title="$\\frac$ importance \x1b 日本", unit="nats", path=path)
+        draw(name, path, title="$\\frac$ importance \x1b 日本")
     assert first.read_bytes() == second.read_bytes()
     assert first.read_bytes().startswith(b"\x89PNG" if suffix == ".png" else b"<?xml")
     assert not re.search(rb"<dc:date>|dc:creator|Software|tEXt", first.read_bytes())
@@ -91,31 +107,31 @@ def test_picture_is_the_same_bytes_every_time(name, suffix, tmp_path):
 def test_picture_ignores_the_settings_of_the_caller_and_keeps_them(tmp_path):
     import matplotlib
 
-    _plot.heatmap(MAPS["small"], title="t", unit="nats", path=tmp_path / "a.svg")
+    draw("small", tmp_path / "a.svg")
     with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "red"}):
-        _plot.heatmap(MAPS["small"], title="t", unit="nats", path=tmp_path / "b.svg")
+        draw("small", tmp_path / "b.svg")
         assert matplotlib.rcParams["font.size"] == 20
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
 def test_picture_prints_numbers_only_while_they_can_be_read(tmp_path):
     for name in ("small", "large"):
-        _plot.heatmap(MAPS[name], title="t", unit="nats", path=tmp_path / f"{name}.svg")
+        draw(name, tmp_path / f"{name}.svg")
     assert "<!-- 0.7 -->" in (tmp_path / "small.svg").read_text()
     assert "<!-- 0.7 -->" not in (tmp_path / "large.svg").read_text()
 
 
 def test_picture_shows_every_panel(tmp_path):
-    _plot.heatmap(MAPS["pair"], title="importance", unit="nats per gate", path=tmp_path / "a.svg")
+    draw("pair", tmp_path / "a.svg", title="importance", unit="nats per gate")
     comments = re.findall(r"<!-- (.*?) -->", (tmp_path / "a.svg").read_text())
     assert {"importance", "nats per gate", "encoder.self", "decoder.cross", "head", "layer"} <= set(comments)
 
 
 def test_picture_suffix_and_force(tmp_path):
     with pytest.raises(UsageError, match=r"a picture is \.png or \.svg"):
-        _plot.heatmap(MAPS["small"], title="t", unit="u", path=tmp_path / "a.pdf")
+        draw("small", tmp_path / "a.pdf")
     (tmp_path / "a.png").write_text("old")
     with pytest.raises(UsageError, match="exists already"):
-        _plot.heatmap(MAPS["small"], title="t", unit="u", path=tmp_path / "a.png")
-    _plot.heatmap(MAPS["small"], title="t", unit="u", path=tmp_path / "a.png", force=True)
+        draw("small", tmp_path / "a.png")
+    draw("small", tmp_path / "a.png", force=True)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -1,15 +1,19 @@
 """Report text: the terminal table at any width, and the escaping of hostile text."""
 
+import csv
 import json
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from report_samples import HOSTILE, report, unprintable
 from rich.cells import cell_len
 
 from headscope.columns import Column
 from headscope.reports import table as table_format
 from headscope.reports._cells import safe_cell, safe_text
+from headscope.reports._separated import separated
 from headscope.tables import Table
 
 
@@ -97,3 +101,28 @@ def test_safe_cell_loses_nothing(text):
 def test_safe_cell_leaves_labels_bare():
     assert safe_cell("encoder.self.3.7") == "encoder.self.3.7"
     assert safe_cell("a=b-c") == "a=b-c"
+
+
+@pytest.mark.parametrize("text", ["a;=1+1", 'x,"=1', "a|+1", "a; @x", "a;;-2", "b ;'=1", "x;＝1"])
+def test_a_formula_behind_a_separator_is_neutralised(text):
+    """A spreadsheet that splits at semicolons must not find a formula in the middle of a cell."""
+    assert json.loads(safe_cell(text)) == text
+    assert safe_cell("encoder.self.1.0;encoder.self.2.0") == "encoder.self.1.0;encoder.self.2.0"
+
+
+@given(st.text(alphabet=st.sampled_from("=+-@;,|\t\r\n \"'a1\x1b\u202e\u200b＝é") | st.characters(), max_size=12))
+def test_no_spreadsheet_finds_a_formula(text):
+    """Whatever the text, nothing is lost, and a reader that splits at any separator finds no cell that it would run."""
+    cell = safe_cell(text)
+    assert (json.loads(cell) if cell.startswith('"') else cell) == text
+    assert not unprintable(cell)
+    line = separated(Table("x", (Column("a", "", ""),), ({"a": text},)), ",").decode().splitlines()[1]
+    for delimiter in ",;\t|":
+        for found in next(csv.reader([line], delimiter=delimiter), []):
+            assert not found.strip().startswith(tuple("=+-@＝＋－＠")), (line, delimiter)
+
+
+def test_negative_numbers_stay_numbers():
+    """The guard is for text: a cell that is a number is bare, also a negative one."""
+    table = Table("x", (Column("a", "", ""), Column("b", "", "")), ({"a": -0.5, "b": "-0.5"}, {"a": -3, "b": "-3"}))
+    assert separated(table, ",").decode().splitlines()[1:] == ['-0.5,"""-0.5"""', '-3,"""-3"""']

@@ -14,8 +14,8 @@ from headscope.criteria import candidates
 from headscope.data import DataOptions, load_examples
 from headscope.errors import InvalidPlan, ThresholdError, UsageError
 from headscope.examples import held_out
+from headscope.mending import Mender, divergence
 from headscope.models import LoadOptions, load
-from headscope.repair import Mender, divergence
 from headscope.request import Request
 from headscope.selection import LOOK_AHEAD, most, select
 from headscope.study import Study, StudyOptions
@@ -133,7 +133,10 @@ def test_auto_is_the_candidate_that_diverges_least(digits: Study, repair: bool) 
     for name in candidates(labelled=True):
         plan = select(digits, Request(ratio=0.5, criterion=name), None, mender=mender).plan
         lost[name] = divergence(digits, plan) if mender is None else mender.divergence(plan)
-    assert set(lost) == {"importance", "reconstruction", "reconstruction-fisher"} and len(set(lost.values())) > 1
+    assert (
+        set(lost) == {"importance", "sensitivity", "reconstruction", "reconstruction-fisher"}
+        and len(set(lost.values())) > 1
+    )
     best = min(lost, key=lost.__getitem__)
     assert found.plan.criterion == best
     assert found.plan.removed == select(digits, Request(ratio=0.5, criterion=best), None).plan.removed

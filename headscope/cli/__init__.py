@@ -18,6 +18,7 @@ import typer
 
 from headscope.cli import env, evaluate, explain, inspect, prune, similarity
 from headscope.errors import HeadscopeError, nearest
+from headscope.interrupt import answer_at_once, raise_interrupts
 
 app = typer.Typer(
     name="headscope",
@@ -37,6 +38,10 @@ app.command("env")(env.env)
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # the class that Typer raises for every misuse
 
 
+_LONGEST_HINT = 4000
+"""Characters: a hint may list all columns, or hold a path to be copied."""
+
+
 class Terminated(BaseException):
     """SIGTERM arrived: leave through the `with` blocks, so that nothing is left half-written."""
 
@@ -54,7 +59,9 @@ def main() -> None:
     """Run the command line and exit with its code: 0, 1, 2, 3, 130 or 143; 141 where the reader of stdout has gone."""
     _prepare()
     try:
-        sys.exit(_run())
+        code = _run()
+        answer_at_once()  # nothing is left to be undone, and Python takes a while to leave
+        sys.exit(code)
     finally:
         if os.environ.get("HEADSCOPE_DEBUG") != "1":
             sys.excepthook = _bug  # Typer has put its own there meanwhile
@@ -62,6 +69,7 @@ def main() -> None:
 
 def _run() -> int:
     try:
+        raise_interrupts()
         code = int(app(standalone_mode=False) or 0)
         if code == 130:  # what Typer makes of Ctrl-C, in silence
             raise KeyboardInterrupt
@@ -119,12 +127,12 @@ def _misuse(error: Exception) -> int:
 
 
 def _fail(message: str, hint: str | None, code: int) -> int:
-    from headscope.reports._cells import safe_text
+    from headscope.reports._cells import safe_line
 
     with contextlib.suppress(OSError, ValueError):
-        print(f"error: {safe_text(message)}", file=sys.stderr)  # noqa: T201
+        print(f"error: {safe_line(message)}", file=sys.stderr)  # noqa: T201
         if hint:
-            print(f"hint: {safe_text(hint)}", file=sys.stderr)  # noqa: T201
+            print(f"hint: {safe_line(hint, _LONGEST_HINT)}", file=sys.stderr)  # noqa: T201
     return code
 
 

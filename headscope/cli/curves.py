@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,15 @@ from headscope.request import Request
 if TYPE_CHECKING:
     from headscope.curves import Curve
     from headscope.pruning import PruneOptions
+    from headscope.reports._picture import Picture
 
-_OF_A_CHECKPOINT = {"rounds": "1", "max_shard_size": "5GB", "keep_extra": False, "layout": ("auto", "masked")}
+_OF_A_CHECKPOINT = {
+    "rounds": "1",
+    "max_shard_size": "5GB",
+    "keep_extra": False,
+    "push_to_hub": None,
+    "layout": ("auto", "masked"),
+}
 """Options that say how one checkpoint is made, with the values that a curve goes with."""
 
 
@@ -62,7 +70,7 @@ def show_curve(given: Settings, options: PruneOptions) -> None:
     if given.dry_run:
         from headscope.curve_outlay import curve_outlay
 
-        given.report(curve_outlay(given.model, given.data, options), given.talk, draw=False)
+        given.report(curve_outlay(given.model, given.data, options), given.talk)
         return
     from headscope.curve_report import curve_table, summary
     from headscope.curves import trade_off
@@ -71,12 +79,12 @@ def show_curve(given: Settings, options: PruneOptions) -> None:
     with talk.progress() as progress:
         found = trade_off(given.model, given.data, options, progress)
     talk.summary(summary(found))
-    given.report(curve_table(found), talk, draw=False, picture_of=lambda path, force: _draw(given, found, path, force))
+    given.report(curve_table(found), talk, picture=_drawn(given, found))
 
 
-def _draw(given: Settings, found: Curve, path: Path, force: bool) -> None:
+def _drawn(given: Settings, found: Curve) -> Picture:
     from headscope.curve_report import lines, panels
-    from headscope.reports._curve import draw_curves
+    from headscope.reports._curve import curve_figure
 
     title = f"{Path(given.model).name} without some of its {found.heads} heads, on {found.examples} held-out examples"
-    draw_curves(lines(found), panels(found), title=title, path=path, force=force)
+    return partial(curve_figure, lines(found), panels(found), title=title)

@@ -14,7 +14,7 @@ from headscope.errors import UsageError, nearest
 _METRICS = "accuracy, f1, token-accuracy, exact-match, perplexity, pearson, r2 or mse"
 
 
-@opt.sharing("plot")
+@opt.sharing()
 def evaluate(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Models; the first is the baseline.")],
     data: opt.DataOpt = None,
@@ -46,16 +46,17 @@ def evaluate(
     if given.dry_run:
         from headscope.outlay import outlay
 
-        given.report(outlay(models, data, given.study_options(), metric=metric, speed=timed), talk, draw=False)
+        given.report(outlay(models, data, given.study_options(), metric=metric, speed=timed), talk)
         return
     from headscope.comparison import compare
+    from headscope.comparison_picture import comparison_picture
 
     with talk.progress() as progress:
         found = compare(
             models, data, given.study_options(), metric=metric, tokens=length, speed=timed, progress=progress
         )
     talk.summary(list(found.sentences))
-    given.report(found.table, talk, draw=False)
+    given.report(found.table, talk, picture=comparison_picture(found.table))
 
 
 def _batch_sizes(value: str) -> list[int]:

@@ -17,6 +17,8 @@ def explain(
     from headscope.columns import Column
     from headscope.comparison_columns import columns_of
     from headscope.curve_columns import CURVE_COLUMNS
+    from headscope.estimate import ESTIMATE_COLUMNS
+    from headscope.maps import MAP_COLUMNS
     from headscope.prune_report import PRUNE_COLUMNS
     from headscope.relations import RELATION_COLUMNS
     from headscope.similarity_report import every_column
@@ -25,7 +27,7 @@ def explain(
     more = (inspection.STRUCTURE_COLUMNS, checks.CHECK_COLUMNS, RELATION_COLUMNS)
     scores = [score.columns for score in registry.load_all("scores", "SCORE").values()]
     known: dict[str, list[Column]] = {}
-    reports = (PRUNE_COLUMNS, CURVE_COLUMNS, columns_of(speed=True), every_column())
+    reports = (PRUNE_COLUMNS, CURVE_COLUMNS, columns_of(speed=True), every_column(), MAP_COLUMNS, ESTIMATE_COLUMNS)
     for columns in (*tables, *scores, *more, *reports):
         for found in columns:  # one name may mean different things in different reports
             if found.meaning not in [other.meaning for other in known.setdefault(found.name, [])]:

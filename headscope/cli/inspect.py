@@ -11,9 +11,10 @@ from headscope import registry
 from headscope.cli import options as opt
 from headscope.cli import relations
 from headscope.cli.maps import show_map
-from headscope.cli.settings import DRAWN, Settings, settings
+from headscope.cli.settings import Settings, settings
 from headscope.cli.talk import Talk
 from headscope.errors import CheckFailed, UsageError, nearest
+from headscope.head_pictures import drawable, drawn, head_picture
 
 if TYPE_CHECKING:
     from headscope.tables import Table
@@ -74,7 +75,10 @@ def inspect(
         _check(given, talk)
         return
     table = _table(given, talk, by, chosen, structure=structure, tokens=length)
-    given.report(table, talk, draw=by == "head" and not structure)
+    plain = by == "model" or structure
+    picture = None if plain or given.dry_run else head_picture(table)
+    on_screen = drawn(table.names) if by == "head" and not plain else None
+    given.report(table, talk, picture=picture, on_screen=on_screen)
 
 
 def _consider(by: str, measures: list[str] | None, check: bool, structure: bool, plot: Path | None) -> None:
@@ -88,8 +92,8 @@ def _consider(by: str, measures: list[str] | None, check: bool, structure: bool,
         raise UsageError("--measures names none", hint="known: " + ", ".join(known))
     if check and structure:
         raise UsageError("--check and --structure are two reports", hint="ask for one of them")
-    if plot is not None and (check or structure or by != "head"):
-        raise UsageError("--plot draws scores of heads", hint="leave out --check, --structure and --by")
+    if plot is not None and (check or structure or by == "model"):
+        raise UsageError("--plot draws heads or layers", hint="leave out --check, --structure and --by model")
 
 
 def _foresee(given: Settings, by: str, measures: list[str] | None, check: bool, structure: bool) -> None:
@@ -101,8 +105,8 @@ def _foresee(given: Settings, by: str, measures: list[str] | None, check: bool, 
         names = _plain_names(by, check, structure)
     if not given.dry_run:
         given.require_columns(names)
-    if given.raw["plot"] and not set(names) & set(DRAWN):
-        raise UsageError("--plot needs a measure that gives each head a score", hint="--measures importance")
+    if given.raw["plot"] and not drawable(names):
+        raise UsageError("--plot has nothing to draw of these measures", hint="--measures importance")
 
 
 def _plain_names(by: str, check: bool, structure: bool) -> list[str]:
@@ -160,6 +164,6 @@ def _check(given: Settings, talk: Talk) -> None:
     from headscope.checks import check, failures
 
     table = check(given.model, given.load_options(), data=given.data, reading=given.study_options())
-    given.report(table, talk, draw=False)
+    given.report(table, talk)
     if count := failures(table):
         raise CheckFailed(f"{count} of {len(table.rows)} structure checks failed")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import shutil
 import sys
+from functools import partial
 from math import nan
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headscope.cli.settings import Settings
 from headscope.cli.talk import Talk
 from headscope.errors import UsageError
-from headscope.reports import choose_format, emit, use_color
+from headscope.reports import emit, use_color
 
 if TYPE_CHECKING:
     from headscope.maps import Map
+    from headscope.reports._picture import Picture
 
 _OTHER = ("data", "measures", "check", "structure", "dry_run")
 """Options that ask for another report, or about one on data."""
@@ -32,13 +35,15 @@ def show_map(given: Settings, talk: Talk) -> None:
     found = attention_map(study, raw["text"], raw["head"], target=raw["target_text"])
     table = map_table(study, found)
     shaped = given.shaped(table)
-    name = choose_format(raw["format"], raw["output"], sys.stdout.isatty())
     asked = raw["sort"] or raw["top"] or raw["columns"]
-    shown = _picture(given, found) if name == "table" and not asked else None
+    shown = _picture(given, found) if given.format == "table" and not asked else None
     talk.notes(table)
-    emit(shaped, format=raw["format"], output=raw["output"], force=raw["force"], shown=shown)
-    if raw["plot"] is not None:
-        _plot(given, found)
+    drawn = _drawn(given, found)
+    emit(shaped, format=raw["format"], output=raw["output"], force=raw["force"], shown=shown, picture=drawn)
+    if raw["plot"] is not None and drawn is not None:
+        from headscope.reports._picture import save_picture
+
+        save_picture(drawn, raw["plot"], raw["force"])
 
 
 def _consider(given: Settings) -> None:
@@ -60,7 +65,7 @@ def _consider(given: Settings) -> None:
 
 
 def _title(given: Settings, found: Map) -> str:
-    return f"attention of {found.head}, {given.model}"
+    return f"attention of {found.head}, {Path(given.model).name}"
 
 
 def _rows(found: Map) -> list[list[float]]:
@@ -77,9 +82,10 @@ def _picture(given: Settings, found: Map) -> str:
     return render_map(_rows(found), found.queries, found.keys, title=_title(given, found), width=width, color=color)
 
 
-def _plot(given: Settings, found: Map) -> None:
-    from headscope.reports._map import draw_map
+def _drawn(given: Settings, found: Map) -> Picture | None:
+    """The picture of the map; None for a page about a text that is too long for one, where no file is asked for."""
+    from headscope.reports._map import MOST_DRAWN, map_figure
 
-    raw = given.raw
-    title = _title(given, found)
-    draw_map(_rows(found), found.queries, found.keys, title=title, path=raw["plot"], force=raw["force"])
+    if given.raw["plot"] is None and max(len(found.queries), len(found.keys)) > MOST_DRAWN:
+        return None
+    return partial(map_figure, _rows(found), found.queries, found.keys, title=_title(given, found))

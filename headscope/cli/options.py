@@ -13,6 +13,7 @@ import typer
 from headscope import registry
 from headscope.errors import UsageError, nearest
 
+_MOST_DIGITS = 18
 ON_LONG = ("chunk", "truncate", "error")
 _FORMATS = ", ".join(registry.names("reports"))
 _TASKS = ", ".join(registry.names("tasks"))
@@ -157,8 +158,8 @@ def positive(option: str, value: str | None, *, word: str | None = None) -> int 
     """
     if value is None or value == word:
         return None
-    if value.isascii() and value.isdigit() and int(value) > 0:
-        return int(value)
+    if (number := _whole(value)) is not None and number > 0:
+        return number
     wanted = "a positive whole number" + (f" or {word!r}" if word else "")
     raise UsageError(f"{option} {value}: expected {wanted}")
 
@@ -169,13 +170,18 @@ def natural(option: str, value: str) -> int:
     Raises:
         UsageError: it is none.
     """
-    if value.isascii() and value.isdigit():
-        return int(value)
+    if (number := _whole(value)) is not None:
+        return number
     raise UsageError(f"{option} {value}: expected 0 or a positive whole number")
 
 
-def real(option: str, value: str | None) -> float | None:
-    """A number.
+def _whole(value: str) -> int | None:
+    """The number in plain digits; None where there is none, or one so large that nothing has so many."""
+    return int(value) if value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS else None
+
+
+def real(option: str, value: str | None, *, wanted: str = "a number") -> float | None:
+    """A number; `wanted` says of what kind in the error.
 
     Raises:
         UsageError: it is none, or infinite.
@@ -187,7 +193,7 @@ def real(option: str, value: str | None) -> float | None:
     except ValueError:
         found = math.nan
     if not math.isfinite(found):
-        raise UsageError(f"{option} {value}: expected a number")
+        raise UsageError(f"{option} {value}: expected {wanted}")
     return found
 
 

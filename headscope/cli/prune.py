@@ -86,7 +86,12 @@ def prune(
     max_shard_size: Annotated[
         str, typer.Option("--max-shard-size", metavar="5GB", help="Largest file of weights.")
     ] = "5GB",
-    keep_extra: Annotated[bool, typer.Option("--keep-extra", help="Copy every other file too.")] = False,
+    keep_extra: Annotated[
+        bool, typer.Option("--keep-extra", help="Copy every other file too, and tensors that the model does not use.")
+    ] = False,
+    push_to_hub: Annotated[
+        str | None, typer.Option("--push-to-hub", metavar="ID", help="Then upload the checkpoint to this repository.")
+    ] = None,
     curve: Annotated[
         Path | None,
         typer.Option("--curve", metavar="FILE", help="Write the whole trade-off, 0 to 90 %, and no checkpoint."),
@@ -110,15 +115,21 @@ def prune(
         check_target(output, Path(model), force=shared["force"])
     given.check_model()
     talk = given.talk
-    from headscope.prune_report import PRUNE_COLUMNS, prune_table, summary
+    from headscope.prune_report import PRUNE_COLUMNS, prune_table, removal, summary
     from headscope.pruning import prune as run
+    from headscope.reports._removal import removal_figure
 
     if not given.dry_run:
         given.require_columns([column.name for column in PRUNE_COLUMNS])
     with talk.progress() as progress:
         done = run(model, data, output, options, progress)
     talk.summary(summary(done))
-    given.report(prune_table(done), talk, draw=False)
+    given.report(prune_table(done), talk, picture=lambda: removal_figure(removal(done)))
+    if push_to_hub is not None and done.folder is not None:
+        from headscope.upload import upload
+
+        address = upload(done.folder, push_to_hub, force=shared["force"])
+        talk.say(f"pushed to {address}")
 
 
 def _consider(given: Settings) -> None:
@@ -127,10 +138,12 @@ def _consider(given: Settings) -> None:
     for name, known in (("scope", SCOPES), ("unit", UNITS), ("layout", LAYOUTS)):
         opt.one_of(f"--{name}", raw[name], known)
     opt.one_of("--criterion", raw["criterion"], ("auto", *registry.names("criteria")))
-    if raw["plot"] is not None and raw["curve"] is None:
-        raise UsageError("--plot draws a curve, and none is asked for", hint="give --curve FILE")
     if raw["folder"] is None and raw["curve"] is None and not given.dry_run:
         raise UsageError("prune writes a checkpoint", hint="give -o DIR, or --dry-run to see the plan")
+    if raw["push_to_hub"] is not None:
+        from headscope.upload import check_repository
+
+        check_repository(raw["push_to_hub"])
     if raw["compensate"] and given.data is None:
         raise UsageError("--compensate fits to data, and there is none", hint="give --data FILE")
     if raw["eval_data"] is not None and given.data is None:
@@ -151,7 +164,7 @@ def _options(given: Settings) -> PruneOptions:
 
     raw = given.raw
     request = Request(
-        ratio=opt.real("--ratio", raw["ratio"]),
+        ratio=opt.real("--ratio", raw["ratio"], wanted="a share 0 <= R < 1 of the heads"),
         heads=raw["heads"],
         plan=raw["plan"],
         keep_metric=opt.real("--keep-metric", raw["keep_metric"]),

@@ -39,4 +39,4 @@ def report(given: Settings, talk: Talk) -> None:
     study = Study.open(given.model, None, given.study_options())
     with talk.progress() as progress:
         table = relation_table(study, treebank, progress=progress)
-    given.report(table, talk, draw=False)
+    given.report(table, talk)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headscope import registry
 from headscope.cli import options as opt
 from headscope.cli.talk import Talk
 from headscope.errors import UsageError, nearest
-from headscope.reports import FORMATS, check_output, choose_format, emit
+from headscope.reports import FORMATS, check_report, choose_format, emit
 
 if TYPE_CHECKING:
     from headscope.models import LoadOptions
+    from headscope.reports._picture import Picture
     from headscope.study import StudyOptions
     from headscope.tables import Table
 
 _ROLES = ("text", "pair", "label", "target", "image", "audio", "context", "answer")
-DRAWN = ("importance", "sensitivity", "effect", "ablation")
-"""Columns that a picture may show, the first that a report has."""
+_ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
@@ -46,6 +46,11 @@ class Settings:
     @property
     def dry_run(self) -> bool:
         return bool(self.raw["dry_run"])
+
+    @property
+    def format(self) -> str:
+        """The format of the report, `auto` resolved."""
+        return choose_format(self.raw["format"], self.raw["output"], sys.stdout.isatty())
 
     @property
     def talk(self) -> Talk:
@@ -121,54 +126,39 @@ class Settings:
     def check_outputs(self) -> None:
         """Refuse outputs that cannot be written before anything is computed."""
         output, plot, force = self.raw["output"], self.raw["plot"], self.raw["force"]
-        choose_format(self.raw["format"], output, False)
-        check_output(output, force)
+        check_report(self.raw["format"], output, force)
         if plot is not None and plot == output:
             raise UsageError(f"--output and --plot are both {plot}")
         if plot is not None:
-            from headscope.reports._plot import check_picture
+            from headscope.reports._picture import check_picture
 
             check_picture(plot, force)
 
-    def report(
-        self, table: Table, talk: Talk, *, draw: bool, picture_of: Callable[[Path, bool], None] | None = None
-    ) -> None:
-        """Shape a table as asked, write it, and draw it where that is wanted: heads' scores, or by `picture_of`."""
-        from headscope.inspection import heat_map
+    def report(self, table: Table, talk: Talk, *, picture: Picture | None = None, on_screen: str | None = None) -> None:
+        """Shape a table as asked and write it, with its picture where that is wanted.
 
+        `on_screen` names a column of heads that is also shown as a map under a table in the terminal.
+        """
         raw = self.raw
-        drawn = next((name for name in table.names if name in DRAWN), None)
-        picture = heat_map(table, drawn) if draw and drawn is not None else None
+        picture = None if self.dry_run else picture
         shaped = table if self.dry_run else self.shaped(table)
         talk.notes(table)
-        emit(shaped, format=raw["format"], output=None if self.dry_run else raw["output"], force=raw["force"])
-        if picture is not None and drawn is not None:
-            talk.heat_map(picture, drawn, table=self._shows_table())
-        if raw["plot"] is None or self.dry_run:
-            return
-        if picture_of is not None:
-            picture_of(raw["plot"], raw["force"])
-        else:
-            self._plot(table, picture, drawn)
+        output = None if self.dry_run else raw["output"]
+        emit(shaped, format=raw["format"], output=output, force=raw["force"], picture=picture)
+        if on_screen is not None and self.format == "table" and raw["output"] is None:
+            from headscope.inspection import heat_map
+
+            talk.heat_map(heat_map(table, on_screen), on_screen)
+        if raw["plot"] is not None and picture is not None:
+            from headscope.reports._picture import save_picture
+
+            save_picture(picture, raw["plot"], raw["force"])
 
     def shaped(self, table: Table) -> Table:
         """The rows and columns that were asked for."""
         table = table.sorted(self.raw["sort"]) if self.raw["sort"] else table
         table = table.top(self.top) if self.top else table
         return table.select(self.shown) if self.shown else table
-
-    def _shows_table(self) -> bool:
-        import sys
-
-        return self.raw["output"] is None and choose_format(self.raw["format"], None, sys.stdout.isatty()) == "table"
-
-    def _plot(self, table: Table, picture: dict[str, list[list[float]]] | None, drawn: str | None) -> None:
-        from headscope.reports._plot import heatmap
-
-        if picture is None or drawn is None:
-            raise UsageError("--plot needs a measure that gives each head a score", hint="--measures importance")
-        unit = next(column.unit for column in table.columns if column.name == drawn)
-        heatmap(picture, title=drawn, unit=unit, path=self.raw["plot"], force=self.raw["force"])
 
 
 def settings(raw: dict[str, Any]) -> Settings:
@@ -178,13 +168,15 @@ def settings(raw: dict[str, Any]) -> Settings:
         UsageError: one cannot be meant that way.
     """
     opt.one_of("--dtype", raw["dtype"], _DTYPES)
+    if "/" not in raw["attn_implementation"]:  # a kernel of the Hub, which takes consent
+        opt.one_of("--attn-implementation", raw["attn_implementation"], _ATTENTION)
     opt.one_of("--format", raw["format"], ("auto", *FORMATS))
     opt.one_of("--on-long", raw["on_long"], opt.ON_LONG)
     tasks = ["auto", *registry.names("tasks")]
     if raw["task"] not in tasks:
         raise UsageError(f"--task {raw['task']}: no such task", hint=nearest(raw["task"], tasks))
-    if raw["seed"] < 0:
-        raise UsageError(f"--seed {raw['seed']}: expected 0 or more")
+    if not 0 <= raw["seed"] < 2**63:
+        raise UsageError(f"--seed {raw['seed']}: expected 0 or more, below 2^63")
     if opt.listed(raw["columns"]) == []:
         raise UsageError("--columns names none")
     columns = {role: raw[f"{role}_column"] for role in _ROLES if raw[f"{role}_column"] is not None}

@@ -14,7 +14,10 @@ from headscope.cli.settings import Settings, settings
 from headscope.errors import UsageError, nearest
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from headscope.likeness import Likeness, Question
+    from headscope.reports._picture import Picture
 
 PAIRS = ("all", "same-layer")
 _MEASURES = ", ".join([*registry.names("measures"), "all"])
@@ -65,7 +68,7 @@ def similarity(
     if given.dry_run:
         from headscope.pair_estimate import estimate_pairs
 
-        given.report(estimate_pairs(models, data, given.study_options(), question), given.talk, draw=False)
+        given.report(estimate_pairs(models, data, given.study_options(), question), given.talk)
         return
     from headscope import similarity_report as reports
     from headscope.likeness import compare_heads, open_party
@@ -79,7 +82,7 @@ def similarity(
         table = reports.matrix_table(found)
     else:
         table = reports.pair_table(found) if clusters is None else reports.cluster_table(found, count)
-    given.report(table, talk, draw=False, picture_of=lambda path, force: _draw(given, found, path, force))
+    given.report(table, talk, picture=_drawn(found) if _whole(question) or shared["plot"] is not None else None)
 
 
 def _consider(given: Settings) -> None:
@@ -142,9 +145,18 @@ def _question(given: Settings) -> Question:
     )
 
 
-def _draw(given: Settings, found: Likeness, path: Path, force: bool) -> None:
-    from headscope.reports._matrix import draw_matrix
-    from headscope.similarity_report import matrix_picture
+def _whole(question: Question) -> bool:
+    """Whether every pair is measured, so that there is a whole matrix to draw."""
+    few = (question.top, question.threshold, question.head)
+    return question.exact or (few == (None, None, None) and not question.same_layer)
 
-    names = " and ".join(study.loaded.location.name for study in found.party.studies)
-    draw_matrix(matrix_picture(found), title=f"{found.by} of {names}", path=path, force=force)
+
+def _drawn(found: Likeness) -> Picture:
+    def figure() -> Figure:
+        from headscope.reports._matrix import matrix_figure
+        from headscope.similarity_report import matrix_picture
+
+        names = " and ".join(Path(study.loaded.location.name).name for study in found.party.studies)
+        return matrix_figure(matrix_picture(found), title=f"likeness of heads by {found.by}: {names}")
+
+    return figure

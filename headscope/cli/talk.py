@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headscope.tables import Table
 
+_LONGEST = 2000
+"""Characters of a note or a line of a summary."""
 Progress = Callable[[int, int], None]
 
 
@@ -26,9 +28,9 @@ class Talk:
     def say(self, line: str) -> None:
         """One line on stderr, unless quiet."""
         if not self.quiet:
-            from headscope.reports._cells import safe_text
+            from headscope.reports._cells import safe_line
 
-            print(safe_text(line), file=sys.stderr)  # noqa: T201
+            print(safe_line(line, _LONGEST), file=sys.stderr)  # noqa: T201
 
     def summary(self, lines: list[str]) -> None:
         """What was measured."""
@@ -43,10 +45,8 @@ class Talk:
             for name, value in table.provenance.as_dict().items():
                 self.say(f"{name}: {value}")
 
-    def heat_map(self, values: dict[str, list[list[float]]], column: str, *, table: bool) -> None:
-        """The scores as a picture under a table on stdout; nothing under other formats."""
-        if not table:
-            return
+    def heat_map(self, values: dict[str, list[list[float]]], column: str) -> None:
+        """The scores as a picture under a table on stdout."""
         from headscope.reports import use_color
         from headscope.reports._heatmap import render
 

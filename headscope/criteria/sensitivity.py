@@ -10,4 +10,5 @@ CRITERION = Criterion(
     needs_labels=False,
     needs_data=True,
     scores=column_of("sensitivity", "sensitivity"),
+    cheap=True,
 )

@@ -7,11 +7,14 @@ blanks other than the plain space, unassigned code points and lone surrogates: a
 from __future__ import annotations
 
 import json
+import re
 
 from headscope.tables import Cell, empty
 
 _FORMULA = tuple('=+-@\t\r"＝＋－＠')
 """Beginnings that spreadsheets take for a formula (the full-width ones too), and the quote that marks JSON."""
+_LATER = re.compile(r"[;,|]\s*['\"]*[=+\-@＝＋－＠]")
+"""A formula behind what may part cells: a spreadsheet of another country splits at semicolons, unless quotes forbid."""
 
 
 def safe_text(text: str) -> str:
@@ -25,6 +28,18 @@ def safe_text(text: str) -> str:
     return "".join(char if char.isprintable() else _python_escape(char) for char in text)
 
 
+def safe_line(text: str, longest: int = 500) -> str:
+    """The text as one line for a terminal, where a value of any length may stand in it: its middle is cut out then.
+
+    Both ends stay, since what is wrong is said behind the value that is wrong.
+    """
+    line = safe_text(text)
+    if len(line) <= longest:
+        return line
+    tail = longest // 3
+    return f"{line[: longest - tail]} [...] {line[-tail:]}"
+
+
 def safe_cell(text: str) -> str:
     r"""The text for a CSV or TSV cell: a JSON string where it could do harm, bare otherwise; nothing is lost.
 
@@ -33,7 +48,7 @@ def safe_cell(text: str) -> str:
     >>> safe_cell("=1+1"), safe_cell("encoder.self.3.7")
     ('"=1+1"', 'encoder.self.3.7')
     """
-    if text.isprintable() and not text.startswith(_FORMULA):
+    if text.isprintable() and not text.startswith(_FORMULA) and not _LATER.search(text):
         return text
     return safe_json(json.dumps(text, ensure_ascii=False))
 

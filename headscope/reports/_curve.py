@@ -1,19 +1,17 @@
-"""A picture of what a model loses as heads go, as PNG or SVG: a panel for each quantity, over the share of heads gone.
+"""A picture of what a model loses as heads go: a panel for each quantity, over the share of heads gone.
 
-The colours are those of Okabe and Ito, which read without colour vision too; every line also has a mark of its own.
+Every line has a colour and a mark of its own.
 """
 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headscope.reports._cells import safe_text
-from headscope.reports._plot import save_picture
+from headscope.reports._picture import BLUE, GREEN, ORANGE, PURPLE, SKY, bare, headline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,11 +22,11 @@ _LOG = 100.0
 _RANDOM = "random"
 _GREY, _DARK = "0.82", "0.45"
 _STYLES: dict[str, dict[str, Any]] = {
-    "repaired": {"color": "#0072B2", "marker": "o", "linewidth": 2.2, "zorder": 6},
-    "asked": {"color": "#56B4E9", "marker": "o", "markerfacecolor": "white", "zorder": 5},
-    "importance": {"color": "#D55E00", "marker": "s", "zorder": 4},
-    "importance-layer-norm": {"color": "#009E73", "marker": "^", "zorder": 3},
-    "sensitivity": {"color": "#CC79A7", "marker": "D", "zorder": 4},
+    "repaired": {"color": BLUE, "marker": "o", "linewidth": 2.2, "zorder": 6},
+    "asked": {"color": SKY, "marker": "o", "markerfacecolor": "white", "zorder": 5},
+    "importance": {"color": ORANGE, "marker": "s", "zorder": 4},
+    "importance-layer-norm": {"color": GREEN, "marker": "^", "zorder": 3},
+    "sensitivity": {"color": PURPLE, "marker": "D", "zorder": 4},
 }
 """How a line is drawn, by its role."""
 
@@ -55,17 +53,8 @@ class Line:
     values: Mapping[str, tuple[float, ...]]
 
 
-def draw_curves(lines: Sequence[Line], panels: Sequence[Panel], *, title: str, path: Path, force: bool = False) -> None:
-    """Write the picture; the same values give the same bytes. A line's first value is that of the whole model.
-
-    Raises:
-        UsageError: the suffix is neither .png nor .svg, or the file exists and `force` is not set.
-        OutputError: the file cannot be written.
-    """
-    save_picture(lambda: _figure(lines, panels, safe_text(title)), path, force)
-
-
-def _figure(lines: Sequence[Line], panels: Sequence[Panel], title: str) -> Figure:
+def curve_figure(lines: Sequence[Line], panels: Sequence[Panel], *, title: str) -> Figure:
+    """The figure; a line's first value is that of the whole model."""
     from matplotlib.figure import Figure
 
     size = (max(6.0, 4.1 * len(panels)), 4.6)
@@ -79,7 +68,7 @@ def _figure(lines: Sequence[Line], panels: Sequence[Panel], title: str) -> Figur
         every.values(), every.keys(), loc="outside lower center", ncols=2 if len(panels) < 2 else 3, fontsize=8.5,
         frameon=False,
     )  # fmt: skip
-    figure.suptitle("\n".join(textwrap.wrap(title, int(size[0] * 11))), fontsize=11)
+    headline(figure, title, width=size[0])
     return figure
 
 
@@ -108,9 +97,7 @@ def _panel(axes: Axes, panel: Panel, lines: Sequence[Line]) -> None:
     axes.set_xlim(-3, 3 + 100 * max(line.shares[-1] for line in lines))
     axes.grid(color="0.92", linewidth=0.8)
     axes.set_axisbelow(True)
-    for side, spine in axes.spines.items():
-        spine.set_color("0.7")
-        spine.set_visible(side in ("left", "bottom"))
+    bare(axes, "left", "bottom")
 
 
 def _band(axes: Axes, name: str, band: Sequence[Line]) -> None:

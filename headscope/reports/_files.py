@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
 from headscope.errors import OutputError, UsageError
@@ -17,7 +18,7 @@ def check_output(output: Path | None, force: bool = False) -> None:
         UsageError: the file exists and `force` is not set, or it is a folder.
         OutputError: its folder is missing or not writable.
     """
-    if output is None or _is_device(output):
+    if output is None or is_device(output):
         return
     if os.path.isdir(output):
         raise UsageError(f"{output} is a folder, not a file")
@@ -35,32 +36,49 @@ def write_file(output: Path, data: bytes, force: bool = False) -> None:
         UsageError: the file exists and `force` is not set, or it is a folder.
         OutputError: its folder is missing or not writable, or the disk is full.
     """
-    check_output(output, force)
+    write_files({output: data}, force)
+
+
+def write_files(files: Mapping[Path, bytes], force: bool = False) -> None:
+    """Write files that belong together, each as `write_file` does; none takes its place before all are on the disk.
+
+    Raises:
+        UsageError: a file exists and `force` is not set, or it is a folder.
+        OutputError: a folder is missing or not writable, or the disk is full.
+    """
+    for output in files:
+        check_output(output, force)
+    staged: dict[Path, Path] = {}
+    output = next(iter(files))
     try:
-        if _is_device(output):
-            output.write_bytes(data)
-        else:
-            _replace(_target(output), data)
+        for output, data in files.items():
+            if is_device(output):
+                output.write_bytes(data)
+            else:
+                target = _target(output)
+                staged[target] = target.parent / f".headscope-{secrets.token_hex(8)}.tmp"
+                _stage(staged[target], data)
+        for target, temporary in staged.items():
+            os.replace(temporary, target)
     except BrokenPipeError:
         raise
     except OSError as error:
         raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
-
-
-def _replace(target: Path, data: bytes) -> None:
-    temporary = target.parent / f".headscope-{secrets.token_hex(8)}.tmp"
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        with open(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
     finally:
-        temporary.unlink(missing_ok=True)
+        for temporary in staged.values():
+            temporary.unlink(missing_ok=True)
 
 
-def _is_device(path: Path) -> bool:
+def _stage(temporary: Path, data: bytes) -> None:
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def is_device(path: Path) -> bool:
+    """Whether something is there that is neither a file nor a folder: a device or a pipe."""
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 

@@ -6,6 +6,7 @@ Colours and densities are linear from 0 to the largest value of the whole map; s
 from __future__ import annotations
 
 import math
+import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -21,7 +22,7 @@ RESET = "\x1b[0m"
 
 
 def render(values: Mapping[str, Rows], *, title: str, width: int, color: bool) -> str:
-    """The map as lines no wider than `width`: half blocks in true colour, two layers a line, else ten densities."""
+    """The map as lines no wider than `width`: half blocks in colour, two layers a line, else ten densities."""
     top = _top(values)
     lines = fold(safe_text(title), width)
     for name, rows in values.items():
@@ -95,17 +96,24 @@ def _half_block(above: float | None, below: float | None, cell: int) -> str:
     if above is None and below is None:
         return " " * cell
     if above is None:
-        return f"\x1b[38;2;{rgb(below or 0.0)}m{'▄' * cell}{RESET}"
-    background = "" if below is None else f";48;2;{rgb(below)}"
-    return f"\x1b[38;2;{rgb(above)}{background}m{'▀' * cell}{RESET}"
+        return f"\x1b[38;{paint(below or 0.0)}m{'▄' * cell}{RESET}"
+    background = "" if below is None else f";48;{paint(below)}"
+    return f"\x1b[38;{paint(above)}{background}m{'▀' * cell}{RESET}"
 
 
-def rgb(level: float) -> str:
-    """The ramp's colour at `level` of 0 to 1, as the numbers of an escape sequence."""
+def paint(level: float) -> str:
+    """The ramp's colour at `level` of 0 to 1, as the numbers behind `38;` or `48;` in an escape sequence.
+
+    A terminal that does not promise true colour by COLORTERM gets the nearest of 256 colours.
+    """
+    from rich.color import Color, ColorSystem
+
     place = level * (len(_ANCHORS) - 1)
     index = min(int(place), len(_ANCHORS) - 2)
     mixed = (a + (b - a) * (place - index) for a, b in zip(_ANCHORS[index], _ANCHORS[index + 1], strict=True))
-    return ";".join(str(round(channel)) for channel in mixed)
+    color = Color.from_rgb(*map(round, mixed))
+    exact = os.environ.get("COLORTERM", "").strip().lower() in ("truecolor", "24bit")
+    return ";".join((color if exact else color.downgrade(ColorSystem.EIGHT_BIT)).get_ansi_codes()[1:])
 
 
 def _legend(values: Mapping[str, Rows], top: float, width: int, color: bool) -> list[str]:
@@ -116,14 +124,14 @@ def _legend(values: Mapping[str, Rows], top: float, width: int, color: bool) -> 
     missing = sum(len(row) for rows in values.values() for row in rows) - len(known)
     if color:
         steps = max(2, min(20, width - len(f"0  {top:.4g}")))
-        bar = "".join(f"\x1b[38;2;{rgb(step / (steps - 1))}m█" for step in range(steps)) + RESET
+        bar = "".join(f"\x1b[38;{paint(step / (steps - 1))}m█" for step in range(steps)) + RESET
         lines = [f"0 {bar} {top:.4g}"]
         blank = f"blank: not measured: {missing}" if missing else ""
     else:
         lines = fold(f"0 [{_DENSITY}] {top:.4g}", width)
         blank = f"blank: under {top / 10:.3g}" + (f", or not measured: {missing}" if missing else "")
     lines += fold(f"values {min(known):.4g} to {max(known):.4g}", width)
-    lines += fold("layers down, heads across", width)
+    lines += fold(f"layers down{', two a line' if color else ''}, heads across", width)
     return lines + (fold(blank, width) if blank else [])
 
 

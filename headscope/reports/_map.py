@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import math
-import textwrap
-import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headscope.errors import UsageError
 from headscope.reports._cells import safe_text
-from headscope.reports._files import write_file
-from headscope.reports._heatmap import RESET, Rows, fold, rgb
-from headscope.reports._plot import METADATA, SETTINGS, check_picture
+from headscope.reports._heatmap import RESET, Rows, fold, paint
+from headscope.reports._picture import COLORS, FRAME, headline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,7 +95,7 @@ def _cell(value: float, color: bool) -> str:
     if not math.isfinite(value):
         return " "
     if color:
-        return f"\x1b[38;2;{rgb(min(1.0, max(0.0, value)))}m█{RESET}"
+        return f"\x1b[38;{paint(min(1.0, max(0.0, value)))}m█{RESET}"
     return next((density for least, density in _STEPS if value >= least), " ")
 
 
@@ -108,50 +103,24 @@ def _legend(width: int, color: bool) -> list[str]:
     directions = fold("query tokens down, key tokens across", width)
     if color:
         steps = max(2, min(20, width - len("0  1")))
-        bar = "".join(f"\x1b[38;2;{rgb(step / (steps - 1))}m█" for step in range(steps)) + RESET
+        bar = "".join(f"\x1b[38;{paint(step / (steps - 1))}m█" for step in range(steps)) + RESET
         return [f"0 {bar} 1", *directions, *fold("blank: a key that the query may not see", width)]
     scale = "  ".join(f"{density} {least:g}" for least, density in reversed(_STEPS))
     return [*fold(f"from  {scale}", width), *directions, *fold(f"blank: under {_STEPS[-1][0]:g}, or not seen", width)]
 
 
-def draw_map(
-    rows: Rows,
-    queries: Sequence[str],
-    keys: Sequence[str],
-    *,
-    title: str,
-    path: Path,
-    force: bool = False,
-) -> None:
-    """Write the map as PNG or SVG; the same values give the same bytes. Grey is a key that its query may not see.
+def map_figure(rows: Rows, queries: Sequence[str], keys: Sequence[str], *, title: str) -> Figure:
+    """Square cells, as large as token labels need while there are few tokens; grey is a key that its query may not see.
 
     Raises:
-        UsageError: the suffix is neither .png nor .svg, there are too many tokens, or the file exists without `force`.
-        OutputError: the file cannot be written.
+        UsageError: there are more than 512 tokens on a side.
     """
-    from matplotlib import rc_context, rcdefaults
-
-    check_picture(path, force)
-    if max(len(queries), len(keys)) > MOST_DRAWN:
-        raise UsageError(
-            f"{max(len(queries), len(keys))} tokens, and a picture shows {MOST_DRAWN}", hint="--max-length"
-        )
-    suffix, buffer = path.suffix.lower(), io.BytesIO()
-    with rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
-        rcdefaults()
-        with rc_context(SETTINGS):
-            figure = _figure(rows, queries, keys, safe_text(title))
-            figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=METADATA[suffix])
-    write_file(path, buffer.getvalue(), force)
-
-
-def _figure(rows: Rows, queries: Sequence[str], keys: Sequence[str], title: str) -> Figure:
-    """Square cells, as large as token labels need while there are few tokens."""
     import numpy
     from matplotlib.figure import Figure
 
     most = max(len(queries), len(keys), 1)
+    if most > MOST_DRAWN:
+        raise UsageError(f"{most} tokens, and a picture shows {MOST_DRAWN}", hint="--max-length")
     cell = max(0.2, min(0.5, 3 / most)) if most <= _LABELLED else 20 / most
     labels = [_cut(_label(token), _LONGEST) for token in (*queries, *keys)] if most <= _LABELLED else []
     margin = 0.6 + 0.075 * max((_width(label) for label in labels), default=0)
@@ -161,16 +130,18 @@ def _figure(rows: Rows, queries: Sequence[str], keys: Sequence[str], title: str)
     axes.set_facecolor("0.9")
     axes.set_anchor("W")
     grid = numpy.ma.masked_invalid(numpy.array(rows, dtype=float).reshape(len(queries), len(keys)))
-    image = axes.imshow(grid, cmap="viridis", vmin=0.0, vmax=1.0, interpolation="nearest")
+    image = axes.imshow(grid, cmap=COLORS, vmin=0.0, vmax=1.0, interpolation="nearest")
     axes.set_xlabel("key token")
     axes.set_ylabel("query token")
     if labels:
         _name(axes, labels[: len(queries)], labels[len(queries) :])
     for spine in axes.spines.values():
-        spine.set_color("0.7")
+        spine.set_color(FRAME)
     bar = figure.colorbar(image, ax=axes, label="attention", aspect=30, pad=0.02, panchor=False)
     bar.outline.set_visible(False)  # type: ignore[operator]
-    figure.suptitle("\n".join(textwrap.wrap(title, int(size[0] * 11), break_on_hyphens=False)), fontsize=11)
+    if grid.mask.any():
+        figure.supxlabel("grey: a key that the query may not see", fontsize=8)
+    headline(figure, title, width=size[0])
     return figure
 
 
@@ -180,4 +151,4 @@ def _name(axes: Axes, queries: Sequence[str], keys: Sequence[str]) -> None:
     axes.xaxis.tick_top()
     axes.set_xticks(range(len(keys)), keys, rotation=90)
     axes.set_yticks(range(len(queries)), queries)
-    axes.tick_params(length=2, color="0.7", pad=2)
+    axes.tick_params(length=2, color=FRAME, pad=2)

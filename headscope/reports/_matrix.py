@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headscope.reports._cells import safe_text
-from headscope.reports._plot import COLORS, save_picture, step_of
+from headscope.reports._picture import COLORS, FRAME, headline, step_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,17 +33,8 @@ class MatrixPicture:
     least: float
 
 
-def draw_matrix(shown: MatrixPicture, *, title: str, path: Path, force: bool = False) -> None:
-    """Write the picture; the same values give the same bytes. Grey is not defined.
-
-    Raises:
-        UsageError: the suffix is neither .png nor .svg, or the file exists and `force` is not set.
-        OutputError: the file cannot be written.
-    """
-    save_picture(lambda: _figure(shown, safe_text(title)), path, force)
-
-
-def _figure(shown: MatrixPicture, title: str) -> Figure:
+def matrix_figure(shown: MatrixPicture, *, title: str) -> Figure:
+    """The matrix, with its tree at the left where there is one; grey is not defined."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
@@ -67,7 +56,7 @@ def _figure(shown: MatrixPicture, title: str) -> Figure:
     bar.outline.set_visible(False)
     if any(not math.isfinite(value) for row in shown.values for value in row):
         figure.supxlabel("grey: not defined (other queries or keys, or no output)", fontsize=8)
-    figure.suptitle("\n".join(textwrap.wrap(title, max(30, int(size[0] * 11)))), fontsize=11)
+    headline(figure, title, width=size[0])
     return figure
 
 
@@ -78,7 +67,7 @@ def _image(axes: Axes, values: Sequence[Sequence[float]], scale: Any) -> None:
     axes.set_facecolor(_LEFT_OUT)
     axes.imshow(numpy.ma.masked_invalid(grid), cmap=COLORS, norm=scale, interpolation="nearest", aspect="auto")
     for spine in axes.spines.values():
-        spine.set_color("0.7")
+        spine.set_color(FRAME)
 
 
 def _name(axes: Axes, rows: Sequence[str], columns: Sequence[str], *, beside: bool) -> None:

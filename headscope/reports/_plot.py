@@ -1,114 +1,139 @@
-"""A picture of one value per head, as PNG or SVG: a panel per stack and kind, one colour scale for all."""
+"""A picture of heads: a heat map of one value, a panel per stack and kind, and below it how layers differ."""
 
 from __future__ import annotations
 
-import io
 import math
 import textwrap
-import warnings
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headscope.errors import UsageError
 from headscope.reports._cells import safe_text
-from headscope.reports._files import check_output, write_file
 from headscope.reports._heatmap import Rows, finite
+from headscope.reports._picture import COLORS, FRAME, headline, short, sized, step_of
+from headscope.reports._profiles import Profile, Roles, draw_profiles, profile_height
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
+    from matplotlib.figure import Figure, SubFigure
 
-METADATA: dict[str, dict[str, None]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
-"""What would make two pictures of the same values differ, switched off."""
-SETTINGS: dict[Any, Any] = {
-    "svg.hashsalt": "headscope",
-    "svg.fonttype": "path",
-    "text.parse_math": False,
-    "axes.titlesize": 10,
-    "axes.labelsize": 9,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-}
-COLORS = "viridis"
+SIGNED = "PuOr_r"
+"""Orange over white to violet, for values of both signs."""
 _MOST_NUMBERS = 400
 """With more heads than this no number is printed in the cells."""
+_GREY = "0.85"
 
 
-def check_picture(path: Path | None, force: bool = False) -> None:
-    """Refuse a picture that could not be written later, before anything is computed.
+@dataclass(frozen=True)
+class HeatMap:
+    """One value per head: `values` hold a panel per stack and kind, `meaning` says what the value is."""
 
-    Raises:
-        UsageError: the suffix is neither .png nor .svg, or the file exists and `force` is not set.
-        OutputError: its folder is missing or not writable.
-    """
-    if path is not None and path.suffix.lower() not in METADATA:
-        raise UsageError(f"{path}: a picture is {' or '.join(METADATA)}")
-    check_output(path, force)
+    values: Mapping[str, Rows]
+    name: str
+    unit: str = ""
+    meaning: str = ""
 
 
-def heatmap(values: Mapping[str, Rows], *, title: str, unit: str, path: Path, force: bool = False) -> None:
-    """Write the picture; the same values give the same bytes. White is no such head, grey one not measured.
+@dataclass(frozen=True)
+class HeadPicture:
+    """What a picture of heads shows, from top to bottom; any part may be missing."""
 
-    Raises:
-        UsageError: the suffix is neither .png nor .svg, or the file exists and `force` is not set.
-        OutputError: the file cannot be written.
-    """
-    save_picture(lambda: _figure(values, safe_text(title), safe_text(unit)), path, force)
-
-
-def save_picture(figure: Callable[[], Figure], path: Path, force: bool) -> None:
-    """Write the figure that is made under fixed settings; the same values give the same bytes.
-
-    Raises:
-        UsageError: the suffix is neither .png nor .svg, or the file exists and `force` is not set.
-        OutputError: the file cannot be written.
-    """
-    from matplotlib import rc_context, rcdefaults
-
-    check_picture(path, force)
-    suffix = path.suffix.lower()
-    buffer = io.BytesIO()
-    with rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
-        rcdefaults()
-        with rc_context(SETTINGS):
-            figure().savefig(buffer, format=suffix[1:], dpi=150, metadata=METADATA[suffix])
-    write_file(path, buffer.getvalue(), force)
+    title: str
+    map: HeatMap | None = None
+    profiles: tuple[Profile, ...] = ()
+    roles: tuple[Roles, ...] = ()
 
 
-def _figure(values: Mapping[str, Rows], title: str, unit: str) -> Figure:
-    """All panels in a row, heads of one size everywhere, numbers in the cells while they can be read."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-    from matplotlib.figure import Figure
-
-    shapes = [(len(rows), max((len(row) for row in rows), default=0)) for rows in values.values()]
-    layers = max((shape[0] for shape in shapes), default=1)
-    columns = [max(1, shape[1]) for shape in shapes] or [1]
-    numbers = sum(len(row) for rows in values.values() for row in rows) <= _MOST_NUMBERS
-    wide, high = (0.5, 0.36) if numbers else (max(0.09, min(0.25, 8 / max(layers, *columns))),) * 2
-    size = (max(4.5, wide * sum(columns) + 0.7 * len(columns) + 1.3), max(2.6, high * layers + 1.3))
-    figure = Figure(figsize=size, layout="constrained")
-    scale = Normalize(0.0, max(finite(values), default=0.0) or 1.0, clip=True)
-    panels = figure.subplots(1, len(columns), squeeze=False, width_ratios=columns)[0]
-    for axes, (name, rows) in zip(panels, values.items(), strict=False):
-        _panel(axes, safe_text(name), rows, scale)
-        axes.set_aspect(high / wide, anchor="N")
-        if numbers:
-            _write_numbers(axes, rows, scale)
-    extend = "min" if min(finite(values), default=0.0) < 0 else "neither"
-    place = {"ax": list(panels), "aspect": 30, "pad": 0.02, "panchor": False}
-    bar = figure.colorbar(ScalarMappable(scale, COLORS), label=unit, extend=extend, **place)
-    bar.outline.set_visible(False)
-    if any(not math.isfinite(value) for rows in values.values() for row in rows for value in row):
-        figure.supxlabel("grey: not measured", fontsize=8)
-    figure.suptitle("\n".join(textwrap.wrap(title, int(size[0] * 11))), fontsize=11)
+def head_figure(shown: HeadPicture) -> Figure:
+    """The figure; heads are of one size everywhere, white is no such head, grey one that was not measured."""
+    more = bool(shown.profiles or shown.roles)
+    wide = max(6.4 if more else 4.5, 0.0 if shown.map is None else _map_width(shown.map))
+    heights = [] if shown.map is None else [_map_height(shown.map)]
+    heights += [profile_height(shown.profiles, shown.roles, wide)] if more else []
+    figure = sized(wide, sum(heights) + 0.5)
+    parts = list(figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
+    if shown.map is not None:
+        _draw_map(parts[0], shown.map, wide)
+    if more:
+        draw_profiles(parts[-1], shown.profiles, shown.roles, wide)
+    headline(figure, shown.title, width=wide)
     return figure
 
 
-def _panel(axes: Axes, name: str, rows: Rows, scale: Any) -> None:
+@dataclass(frozen=True)
+class _Cells:
+    """How large a head is drawn, in inches, and whether its number is printed in it."""
+
+    wide: float
+    high: float
+    numbers: bool
+
+
+def _cells(values: Mapping[str, Rows]) -> _Cells:
+    if sum(len(row) for rows in values.values() for row in rows) <= _MOST_NUMBERS:
+        return _Cells(0.5, 0.36, True)
+    side = max(0.09, min(0.25, 8 / max(_layers(values), *_columns(values))))
+    return _Cells(side, side, False)
+
+
+def _layers(values: Mapping[str, Rows]) -> int:
+    return max((len(rows) for rows in values.values()), default=1)
+
+
+def _columns(values: Mapping[str, Rows]) -> list[int]:
+    return [max((len(row) for row in rows), default=0) or 1 for rows in values.values()] or [1]
+
+
+def _map_width(map: HeatMap) -> float:
+    """Inches."""
+    columns = _columns(map.values)
+    return _cells(map.values).wide * sum(columns) + _beside(columns)
+
+
+def _beside(columns: Sequence[int]) -> float:
+    """Inches at the sides of all panels: layer numbers and the colour bar."""
+    return 0.7 * len(columns) + 1.3
+
+
+def _map_height(map: HeatMap) -> float:
+    """Inches."""
+    return max(2.1, _cells(map.values).high * _layers(map.values) + 1.2)
+
+
+def _draw_map(figure: SubFigure, map: HeatMap, wide: float) -> None:
+    """All panels in a row, numbers in the cells while they can be read."""
+    from matplotlib.cm import ScalarMappable
+
+    cells, columns = _cells(map.values), _columns(map.values)
+    stretched = max(cells.wide, min(1.0, (wide - _beside(columns)) / sum(columns))) if cells.numbers else cells.wide
+    scale, colors = _scale(map.values)
+    panels = figure.subplots(1, len(columns), squeeze=False, width_ratios=columns)[0]
+    for axes, (name, rows) in zip(panels, map.values.items(), strict=False):
+        _panel(axes, short(name), rows, scale, colors)
+        axes.set_aspect(cells.high / stretched, anchor="N")
+        if cells.numbers:
+            _write_numbers(axes, rows, scale, colors)
+    place = {"ax": list(panels), "aspect": 30, "pad": 0.02, "panchor": False}
+    bar = figure.colorbar(ScalarMappable(scale, colors), label=short(map.unit), **place)
+    bar.outline.set_visible(False)
+    remarks = textwrap.wrap(safe_text(map.meaning), int(wide * 15), max_lines=3)
+    if any(not math.isfinite(value) for rows in map.values.values() for row in rows for value in row):
+        remarks.append("grey: removed, or not measured")
+    figure.supxlabel("\n".join(remarks), fontsize=8)
+
+
+def _scale(values: Mapping[str, Rows]) -> tuple[Any, str]:
+    """From 0 to the largest value; where some are negative, as far below 0 as above it."""
+    from matplotlib.colors import Normalize
+
+    known = finite(values)
+    if min(known, default=0.0) < 0:
+        furthest = max(map(abs, known))
+        return Normalize(-furthest, furthest, clip=True), SIGNED
+    return Normalize(0.0, max(known, default=0.0) or 1.0, clip=True), COLORS
+
+
+def _panel(axes: Axes, name: str, rows: Rows, scale: Any, colors: str) -> None:
     import numpy
     from matplotlib.colors import ListedColormap
 
@@ -117,7 +142,7 @@ def _panel(axes: Axes, name: str, rows: Rows, scale: Any) -> None:
     axes.set_xlabel("head")
     axes.set_ylabel("layer")
     for spine in axes.spines.values():
-        spine.set_color("0.7")
+        spine.set_color(FRAME)
     if not heads:
         return
     grid = numpy.full((len(rows), heads), numpy.nan)
@@ -126,14 +151,10 @@ def _panel(axes: Axes, name: str, rows: Rows, scale: Any) -> None:
         grid[layer, : len(row)] = [value if math.isfinite(value) else math.nan for value in row]
         absent[layer, : len(row)] = False
     grey = numpy.ma.masked_array(numpy.zeros_like(grid), absent)
-    axes.imshow(grey, cmap=ListedColormap(["0.85"]), interpolation="nearest")
-    _image(axes, numpy.ma.masked_invalid(grid), scale)
+    axes.imshow(grey, cmap=ListedColormap([_GREY]), interpolation="nearest")
+    axes.imshow(numpy.ma.masked_invalid(grid), cmap=colors, norm=scale, interpolation="nearest")
     axes.set_xticks(_ticks(heads))
     axes.set_yticks(_ticks(len(rows)))
-
-
-def _image(axes: Axes, grid: Any, scale: Any) -> AxesImage:
-    return axes.imshow(grid, cmap=COLORS, norm=scale, interpolation="nearest")
 
 
 def _ticks(count: int) -> list[int]:
@@ -141,15 +162,19 @@ def _ticks(count: int) -> list[int]:
     return list(range(0, count, step_of(count, 16)))
 
 
-def step_of(count: int, most: int) -> int:
-    """A round step that leaves at most so many of `count` marks."""
-    return next((step for step in (1, 2, 5, 10, 20, 50) if count <= most * step), 100)
-
-
-def _write_numbers(axes: Axes, rows: Rows, scale: Any) -> None:
+def _write_numbers(axes: Axes, rows: Rows, scale: Any, colors: str) -> None:
     """Each value in its cell, dark on light and light on dark."""
+    from matplotlib import colormaps
+
+    paint = colormaps[colors]
     for layer, row in enumerate(rows):
         for head, value in enumerate(row):
             if math.isfinite(value):
-                color = "black" if scale(value) > 0.6 else "white"
+                color = "black" if _lightness(paint(scale(value))) > 0.5 else "white"
                 axes.text(head, layer, f"{value:.2g}", ha="center", va="center", color=color, fontsize=7)
+
+
+def _lightness(color: Sequence[float]) -> float:
+    """Perceived lightness of red, green and blue from 0 to 1, by the weights of Rec. 601."""
+    red, green, blue = color[:3]
+    return 0.299 * red + 0.587 * green + 0.114 * blue

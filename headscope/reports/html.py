@@ -1,105 +1,94 @@
-"""HTML: one self-contained page with the rows, what the columns mean and where the numbers come from; no script."""
+"""HTML: one self-contained page with the rows, their picture, what the columns mean and where the numbers come from.
+
+It asks for no address. The only script is headscope's own, which sorts and filters; the page's policy forbids any
+other, whatever stands in the data.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+from typing import TYPE_CHECKING
+
 from headscope.reports._cells import exact, is_number, safe_text
-from headscope.tables import Cell, Table
+from headscope.reports._origin import provenance_lines
+from headscope.reports._page import PAGE, SCRIPT, STYLE
+from headscope.tables import Cell, Table, empty
+
+if TYPE_CHECKING:
+    from headscope.reports._picture import Picture
 
 SUFFIXES: tuple[str, ...] = (".html", ".htm")
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>headscope: {{ title }}</title>
-<style>
-:root { color-scheme: light dark; --line: light-dark(#d4d4d8, #52525b); --head: light-dark(#f4f4f5, #27272a); }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem; }
-.wide { overflow: auto; max-height: 80vh; border: 1px solid var(--line); }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
-td.text, dd, li { overflow-wrap: anywhere; white-space: pre-wrap; }
-th.number, td.number { text-align: right; white-space: nowrap; }
-.wide thead th { position: sticky; top: 0; background: var(--head); }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; }
-dt { font-weight: 600; } dd { margin: 0; }
-</style>
-</head>
-<body>
-<h1>{{ title }}</h1>
-{% if notes %}
-<h2>Notes</h2>
-<ul>
-{% for note in notes %}
-<li>{{ note }}</li>
-{% endfor %}
-</ul>
-{% endif %}
-<div class="wide">
-<table>
-<thead><tr>{% for column in columns %}<th scope="col" class="{{ column.kind }}" title="{{ column.hover }}">
-{{- column.name }}</th>{% endfor %}</tr></thead>
-<tbody>
-{% for row in rows %}
-<tr>{% for column, cell in row %}<td class="{{ column.kind }}"
-{%- if cell.exact is not none %} data-value="{{ cell.exact }}" title="{{ cell.exact }}"{% endif %}>{{ cell.shown }}</td>
-{%- endfor %}</tr>
-{% endfor %}
-</tbody>
-</table>
-</div>
-<h2>Columns</h2>
-<table>
-<thead><tr><th scope="col">column</th><th scope="col">unit</th><th scope="col">meaning</th>
-<th scope="col">source</th></tr></thead>
-<tbody>
-{% for column in columns %}
-<tr><th scope="row">{{ column.name }}</th><td>{{ column.unit }}</td><td>{{ column.meaning }}</td>
-<td>{{ column.source }}</td></tr>
-{% endfor %}
-</tbody>
-</table>
-{% if provenance %}
-<h2>Provenance</h2>
-<dl>
-{% for name, value in provenance %}
-<dt>{{ name }}</dt><dd>{{ value }}</dd>
-{% endfor %}
-</dl>
-{% endif %}
-</body>
-</html>
-"""
+HOLDS_ORIGIN = True
+ILLUSTRATED = True
 
 
-def render(table: Table) -> bytes:
+def render(table: Table, picture: Picture | None = None) -> bytes:
     """The report as one page; floats show 4 significant digits, the exact value stands in `data-value`."""
     from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     columns = _columns(table)
-    page = environment.from_string(_PAGE).render(
-        title=safe_text(table.name),
+    page = environment.from_string(PAGE).render(
+        title=safe_text(f"headscope {table.name}"),
+        about=safe_text(_about(table)),
         notes=[safe_text(note) for note in table.notes],
+        picture=Markup(_drawn(picture)) if picture is not None else "",
         columns=columns,
         rows=(
             [(column, _cell(row[name])) for column, name in zip(columns, table.names, strict=True)]
             for row in table.rows
         ),
-        provenance=_provenance(table),
+        example=_example(columns),
+        provenance=[(name, safe_text(value)) for name, value in provenance_lines(table)],
+        policy=policy(),
+        style=Markup(STYLE),
+        script=Markup(SCRIPT),
     )
     return page.encode()
+
+
+def policy() -> str:
+    """What the page may do: run the one script of this digest, be styled, and show pictures that are part of it."""
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    parts = ("default-src 'none'", f"script-src 'sha256-{digest}'", "style-src 'unsafe-inline'", "img-src data:")
+    return "; ".join((*parts, "base-uri 'none'", "form-action 'none'"))
+
+
+def _drawn(picture: Picture) -> str:
+    from headscope.reports._picture import inline_svg
+
+    return inline_svg(picture)
+
+
+def _about(table: Table) -> str:
+    """The model, and what it was measured on."""
+    origin = table.provenance
+    if origin is None:
+        return ""
+    return origin.model + (f" on {origin.examples:,} examples of {origin.data}" if origin.examples else "")
+
+
+def _example(columns: list[dict[str, str]]) -> str:
+    """A filter that this table understands."""
+    number = next((column["name"] for column in columns if column["kind"] == "number"), None)
+    return f"or {number}>0" if number is not None else "or column=value"
 
 
 def _columns(table: Table) -> list[dict[str, str]]:
     described = []
     for column in table.columns:
-        numeric = any(is_number(row[column.name]) for row in table.rows)
-        words = {"name": column.name, "unit": column.unit, "meaning": column.meaning, "source": column.source}
-        safe = {key: safe_text(word) for key, word in words.items()}
-        hover = f"{safe['meaning']} ({safe['unit']})" if column.unit else safe["meaning"]
-        described.append({**safe, "hover": hover, "kind": "number" if numeric else "text"})
+        known = [row[column.name] for row in table.rows if not empty(row[column.name])]
+        kind = "number" if known and all(map(is_number, known)) else "text"
+        unit = f" [{column.unit}]" if column.unit else ""
+        source = f" ({column.source})" if column.source else ""
+        words = {
+            "name": column.name,
+            "hover": f"{column.meaning}{unit}",
+            "explained": f"{column.meaning}{unit}{source}",
+        }
+        described.append({"kind": kind} | {key: safe_text(word) for key, word in words.items()})
     return described
 
 
@@ -108,15 +97,3 @@ def _cell(cell: Cell) -> dict[str, str | None]:
     if not isinstance(cell, float) or not text:
         return {"shown": text, "exact": None}
     return {"shown": f"{cell:.4g}", "exact": text}
-
-
-def _provenance(table: Table) -> list[tuple[str, str]]:
-    if table.provenance is None:
-        return []
-    items = []
-    for name, value in table.provenance.as_dict().items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{package} {version}" for package, version in value.items())
-        if value != "":
-            items.append((name.replace("_", " "), safe_text(str(value))))
-    return items

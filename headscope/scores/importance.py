@@ -46,7 +46,12 @@ def finish(site: Site, means: Means) -> dict[str, Tensor]:
 SCORE = Score(
     title="importance",
     columns=(
-        Column("importance", "loss per unit gate", "mean over examples of |∂L/∂ξ|; high = keep", _MICHEL),
+        Column(
+            "importance",
+            "loss per unit gate",
+            "mean over examples of |∂L/∂ξ|, ξ being the head's gate; high = keep",
+            _MICHEL,
+        ),
         Column("importance_se", "loss per unit gate", "standard error of importance over examples"),
         Column(
             "importance_layer_norm", "1", "importance divided by the l2 norm of the importances of its site", _MICHEL

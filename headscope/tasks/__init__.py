@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from headscope.errors import DataError, UsageError
+from headscope.errors import DataError, ModelError, UsageError
 from headscope.examples import IGNORED, Batch, Example
+from headscope.foreign import RAISED, NoBareErrors
 from headscope.losses import Distribution
 
 Row = Mapping[str, Any]
@@ -65,12 +66,25 @@ class Encoder:
         if self.tokenizer is None:
             raise UsageError("this model has no tokenizer, so it cannot read text")
         masks = {"return_attention_mask": True, "return_special_tokens_mask": True, "verbose": False}
-        encoded = self.tokenizer(text, pair, split_special_tokens=not self.parse_special, **masks, **options)
+        encoded = self.encoded(text, pair, **masks, **options)
         found = {name: list(values) for name, values in encoded.items() if name in _TEXT_INPUTS}
         found["_special"] = list(encoded["special_tokens_mask"])
         if not self.parse_special and self._names_special((text, pair, options.get("text_target"))):
             found["input_ids"] = self._plain(found["input_ids"], found["_special"])
         return found
+
+    def encoded(self, *texts: Any, **options: Any) -> Any:
+        """What the tokenizer makes of texts; special-token strings in them are plain text unless asked for.
+
+        Raises:
+            ModelError: it cannot read them, as one may that was loaded from broken files.
+        """
+        try:
+            with NoBareErrors():
+                return self.tokenizer(*texts, split_special_tokens=not self.parse_special, **options)
+        except RAISED as error:
+            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ModelError(f"the model's tokenizer fails on a text: {why[:300]}") from error
 
     def special_ids(self) -> set[int]:
         """Tokens that stand for no text: all special ones but the unknown one."""

@@ -33,7 +33,7 @@ def encode(encoder: Encoder, row: Row, number: int) -> list[Example]:
 def _span(encoder: Encoder, row: Row, texts: tuple[str, str], options: dict[str, Any]) -> list[int]:
     """Token positions of the first and last piece of the answer."""
     text, start = _answer(encoder, row, texts[1])
-    encoded = encoder.tokenizer(*texts, split_special_tokens=not encoder.parse_special, **options)
+    encoded = encoder.encoded(*texts, **options)
     first = encoded.char_to_token(start, sequence_index=1)
     last = encoded.char_to_token(start + len(text) - 1, sequence_index=1)
     if first is None or last is None:

@@ -28,7 +28,7 @@ def _aligned(encoder: Encoder, words: list[str]) -> tuple[dict[str, Any], bool, 
     if not getattr(encoder.tokenizer, "is_fast", False):
         raise DataError("token classification needs a fast tokenizer (tokenizer.json) to align words and tokens")
     limits = {"truncation": True, "max_length": encoder.max_length} if truncated else {}
-    encoded = encoder.tokenizer(words, split_special_tokens=not encoder.parse_special, **options, **limits)
+    encoded = encoder.encoded(words, **options, **limits)
     seen: int | None = None
     firsts: list[int | None] = []
     for word in encoded.word_ids():

@@ -27,8 +27,8 @@ from headscope.counts import total_heads
 from headscope.criteria import load_criterion
 from headscope.data import DataOptions, load_examples
 from headscope.examples import held_out
+from headscope.mending import Mender
 from headscope.plan import Plan, SiteHeads
-from headscope.repair import Mender
 from headscope.request import Request
 from headscope.selection import select
 from headscope.study import Study, StudyOptions
