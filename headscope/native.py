@@ -104,8 +104,11 @@ def _set_counts(part: Any, n_heads: int, n_kv_heads: int) -> None:
 
 
 def _set_width(part: Any, d_head: int) -> None:
-    """Say the width of a head, unless the configuration says it in parts: then `head_dim` is another number."""
-    if not hasattr(part, "qk_rope_head_dim"):
+    """Say the width of a head, unless the configuration works it out, or says it in parts: then `head_dim` is another
+    number.
+    """
+    worked_out = isinstance(vars(type(part)).get("head_dim"), property)
+    if not worked_out and not hasattr(part, "qk_rope_head_dim"):
         part.head_dim = d_head
 
 

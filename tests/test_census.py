@@ -108,10 +108,14 @@ def test_a_type_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) ->
 
 
 WORKER = """
-import json, os, sys, time
-for name in sys.argv[1:]:
+import json, os, resource, sys, time
+for name in sys.argv[2:]:
     if name == "hangs":
         time.sleep(60)
+    if name == "loops":
+        resource.setrlimit(resource.RLIMIT_CPU, (1, resource.RLIM_INFINITY))
+        while True:
+            pass
     if name == "crashes":
         os._exit(3)
     print("noise")
@@ -121,16 +125,19 @@ for name in sys.argv[1:]:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_hang_and_a_crash_cost_one_row_each(jobs: int) -> None:
-    limits = workers.Limits(seconds=2.0, command=(sys.executable, "-c", WORKER))
-    found = {row.model_type: row for row in workers.run(["a", "hangs", "b", "crashes", "c"], jobs, limits)}
+    limits = workers.Limits(seconds=5.0, patience=1.0, command=(sys.executable, "-c", WORKER))
+    types = ["a", "hangs", "b", "loops", "crashes", "c"]
+    found = {row.model_type: row for row in workers.run(types, jobs, limits)}
     assert {name: row.started for name, row in found.items()} == {
         "a": "yes",
         "hangs": "no",
         "b": "yes",
+        "loops": "no",
         "crashes": "no",
         "c": "yes",
     }
     assert "hangs" in found["hangs"].reason
+    assert "hangs" in found["loops"].reason
     assert "exit status 3" in found["crashes"].reason
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
-from transformers import BertConfig, BertModel, PreTrainedModel
+from transformers import BertConfig, BertModel, PreTrainedModel, SegformerConfig, SegformerModel
 from transformers.modeling_utils import AttentionInterface
 from zoo import SPECIMENS, Specimen, at
 
@@ -148,6 +148,13 @@ def test_hybrid_model_lists_its_other_mixers() -> None:
     found = find_sites(SPECIMENS["qwen3_next"].build())
     assert [site.id.layer for site in found.sites] == [0, 2]
     assert [other.path for other in found.others] == ["model.layers.1.linear_attn"]
+
+
+def test_pooled_keys_are_no_other_stack() -> None:
+    """Segformer's queries see fewer keys than there are queries, all of them from one sequence."""
+    widths = {"hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 2, 2]}
+    model = SegformerModel(SegformerConfig(**widths, mlp_ratios=[1, 1, 1, 1]))
+    assert {str(site.id.kind) for site in find_sites(model).sites} == {"self"}
 
 
 def test_parameters_of_heads_add_up() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from headscope.surgery import is_separable, parameters_left, prune, silence_head
 COUPLED = ("olmo2", "bitnet")
 """A norm over all heads, or over all of a context: their heads can be gated, but not taken apart."""
 OWN_COUNTS = ("codegen", "convbert", "stablelm")
-"""Modules that lay their heads out by counts, or one module a head, that surgery does not follow."""
+"""Modules that cannot count fewer heads: `test_filled.py` prunes them."""
 SEPARABLE = [name for name in SPECIMENS if name not in (*COUPLED, *OWN_COUNTS)]
 
 
@@ -158,6 +159,22 @@ def test_silenced_heads_are_gated_heads(name: str) -> None:
     assert difference(expected, said(model, inputs)) <= 1e-9
     assert {path: tensor.shape for path, tensor in model.state_dict().items()} == shapes
     assert [site.heads for site in find_sites(model).sites] == [site.heads for site in sites]
+
+
+@pytest.mark.parametrize("operate", [prune, silence_heads])
+def test_sites_that_share_a_parameter_lose_the_same_heads(operate: Callable[..., None]) -> None:
+    model = SPECIMENS["bert"].build()
+    first, second = (layer.attention.output.dense for layer in model.bert.encoder.layer[:2])
+    second.weight = first.weight
+    inputs, sites = SPECIMENS["bert"].inputs(model), find_sites(model).sites
+    with pytest.raises(
+        InvalidPlan, match=r"dense\.weight belongs to heads of encoder\.self\.0 and of encoder\.self\.1"
+    ):
+        operate(model, sites, plan_of(sites, [sites[0].heads[0], sites[1].heads[1]]))
+    plan = plan_of(sites, [sites[0].heads[1], sites[1].heads[1]])
+    expected = masked(model, sites, plan, inputs)
+    operate(model, sites, plan)
+    assert difference(expected, said(model, inputs)) <= 1e-9
 
 
 def test_heads_that_are_mixed_before_the_projection_cannot_be_silenced() -> None:

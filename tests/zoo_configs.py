@@ -86,14 +86,16 @@ def vision(model_type: str, model_class: str, **config: Any) -> Recipe:
 
 
 def towers(model_type: str, text_stack: str, text: dict[str, Any], **config: Any) -> Recipe:
-    """A text tower of 2 layers with 5 heads of 6 beside an image tower of 3 layers with 4 heads of 7."""
+    """A text tower of 2 layers with 5 heads of 6 beside an image tower of 3 layers with 4 heads of 7, which attention
+    pools in SigLIP.
+    """
     image = IMAGE | {"hidden_size": 28, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 41}
     parts = {
         "text_config": (f"{model_type}_text_model", TEXT | text),
         "vision_config": (f"{model_type}_vision_model", image),
     }
-    heads, widths = {text_stack: 5, "vision.self": 4}, {text_stack: 6, "vision.self": 7}
-    stacks = {text_stack: 2, "vision.self": 3}
+    heads, widths = ({text_stack: own, "vision.self": other, "vision.cross": other} for own, other in ((5, 4), (6, 7)))
+    stacks = {text_stack: 2, "vision.self": 3} | ({"vision.cross": 1} if model_type == "siglip" else {})
     name = {"clip": "CLIPModel", "siglip": "SiglipModel"}[model_type]
     return Recipe(model_type, name, config, stacks, heads, heads, widths, widths, inputs="image-text", parts=parts)
 

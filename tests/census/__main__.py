@@ -15,7 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what the arguments ask for; returns the exit status, 1 where a row says `wrong`."""
     given = parser().parse_args(arguments)
     if given.worker:
-        _serve(given.types)
+        _serve(given.types, given.timeout)
         return 0
     table = rows.read(given.output)
     if not given.summary:
@@ -32,7 +32,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--only", default="", help="model types, separated by commas; the other rows stay")
     found.add_argument("--jobs", type=int, default=2, help="processes at a time")
     found.add_argument("--resume", action="store_true", help="keep rows that were made with this very source")
-    found.add_argument("--timeout", type=float, default=Limits.seconds, help="seconds for one model type")
+    found.add_argument(
+        "--timeout", type=float, default=Limits.seconds, help="seconds of processor time for one model type"
+    )
     found.add_argument("--output", type=Path, default=rows.CENSUS, help="the CSV file")
     found.add_argument("--summary", action="store_true", help="print the counts of the CSV file and do nothing else")
     return found
@@ -56,16 +58,13 @@ def census(given: argparse.Namespace, table: dict[str, rows.Row]) -> dict[str, r
     return {name: table[name] for name in every if name in table}
 
 
-def _serve(types: list[str]) -> None:
-    import resource
+def _serve(types: list[str], seconds: float) -> None:
     import warnings
 
     from .judge import judged
-    from .workers import MEMORY
 
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     warnings.simplefilter("ignore")
-    serve(types, judged)
+    serve(types, judged, seconds)
 
 
 if __name__ == "__main__":

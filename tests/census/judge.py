@@ -75,7 +75,6 @@ class _Judge:
     def __init__(self, model_type: str, model: PreTrainedModel, inputs: dict[str, Any]) -> None:
         self.model_type, self.model, self.inputs = model_type, model, inputs
         self.notes: list[str] = []
-        self.single = verify.computes_in_single(model)
 
     def row(self, row: Row, found: Discovery, expected: dict[str, str]) -> Row:
         """The row with everything judged."""
@@ -149,7 +148,7 @@ class _Judge:
             return REFUSED
         if gap <= verify.EXACT:
             return EXACT
-        if self.single and gap <= verify.SINGLE:
+        if gap <= verify.SINGLE and verify.computes_in_single(self.model):
             self.notes.append("computes in float32 inside")
             return EXACT
         self.notes.append(f"{what} differs by {gap:.1g}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import queue
+import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -23,9 +25,14 @@ Judge = Callable[[str], Row]
 
 @dataclass(frozen=True)
 class Limits:
-    """How long one model type may take, in seconds, and what a worker is started with."""
+    """How long one model type may take, and what a worker is started with.
+
+    `seconds` are of processor time, so that a busy machine changes no row; one that sleeps has `patience` times as many
+    of the clock.
+    """
 
     seconds: float = 120.0
+    patience: float = 8.0
     command: tuple[str, ...] = (sys.executable, "-m", "tests.census", "--worker")
 
 
@@ -62,7 +69,7 @@ def batch_rows(types: Sequence[str], limits: Limits) -> Iterator[Row]:
     """Rows from one process, up to the type that crashes or hangs it, which gets a row that says so."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     process = subprocess.Popen(
-        [*limits.command, *types],
+        [*limits.command, f"--timeout={limits.seconds}", *types],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -73,7 +80,7 @@ def batch_rows(types: Sequence[str], limits: Limits) -> Iterator[Row]:
     threading.Thread(target=_read, args=(process, lines), daemon=True).start()
     try:
         for model_type in types:
-            row = _next_row(model_type, lines, process, seconds=limits.seconds)
+            row = _next_row(model_type, lines, process, limits=limits)
             yield row
             if row.reason.startswith(("hangs", "crashes")):
                 return
@@ -89,19 +96,28 @@ def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
     lines.put("")
 
 
-def _next_row(model_type: str, lines: queue.Queue[str], process: subprocess.Popen[str], *, seconds: float) -> Row:
+def _next_row(model_type: str, lines: queue.Queue[str], process: subprocess.Popen[str], *, limits: Limits) -> Row:
+    hangs = Row(model_type, reason=f"hangs: no result after {limits.seconds:.0f} s", seconds=limits.seconds)
+    clock = limits.seconds * limits.patience
     try:
-        line = lines.get(timeout=seconds)
+        line = lines.get(timeout=clock)
         while line and not line.startswith('{"model_type"'):
-            line = lines.get(timeout=seconds)
+            line = lines.get(timeout=clock)
     except queue.Empty:
-        return Row(model_type, reason=f"hangs: no result after {seconds:.0f} s", seconds=seconds)
-    if not line:
-        return Row(model_type, reason=f"crashes its process: exit status {process.wait()}")
-    return Row(**json.loads(line))
+        return hangs
+    if line:
+        return Row(**json.loads(line))
+    status = process.wait()
+    return hangs if status == -signal.SIGXCPU else Row(model_type, reason=f"crashes its process: exit status {status}")
 
 
-def serve(types: Sequence[str], judge: Judge) -> None:
-    """What a worker does: judge types in order, one line of JSON on stdout for each."""
+def serve(types: Sequence[str], judge: Judge, seconds: float) -> None:
+    """What a worker does: judge types in order, one line of JSON on stdout for each; it ends itself where one takes
+    more than `seconds` of processor time.
+    """
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     for model_type in types:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        spent = int(used.ru_utime + used.ru_stime)
+        resource.setrlimit(resource.RLIMIT_CPU, (spent + int(seconds) + 1, resource.RLIM_INFINITY))
         print(json.dumps(asdict(judge(model_type))), flush=True)
