@@ -32,6 +32,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "audio_config.patch_embeds_hidden_size": 32,
         "audio_config.hidden_size": 256,
         "audio_config.spec_size": 64,
+        "audio_config.num_mel_bins": 32,
     },
     "cohere_compass_text|cohere_compass(text_config)": {
         "rope_parameters": {
