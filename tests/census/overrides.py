@@ -17,12 +17,13 @@ _HIERA = {
     "image_size": [64, 64],
     "global_attention_blocks": [3],
     "window_positional_embedding_background_size": [2, 2],
+    "window_size_per_stage": [8, 4, 4, 2],
 }
 _HIERA_SIZES = {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]}
 _PINPOINTS = [[32, 64], [64, 32]]
 
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "apertus1p5": {"image_token_offset": 40, "audio_token_offset": 104, "text_config.vocab_size": 200},
+    "apertus1p5": {"image_token_offset": 40, "audio_token_offset": 104, "text_config.vocab_size": 300},
     "aria": {"projector_patch_to_query_dict": {16: 4}, "max_value_projector_patch_to_query_dict": 4},
     "blip-2|instructblip|instructblipvideo": {"image_token_index": 20, "num_query_tokens": 6},
     "bros": {"dim_bbox_projection": 16},
@@ -31,6 +32,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "audio_config.patch_embeds_hidden_size": 32,
         "audio_config.hidden_size": 256,
         "audio_config.spec_size": 64,
+        "audio_config.num_mel_bins": 32,
     },
     "cohere_compass_text|cohere_compass(text_config)": {
         "rope_parameters": {

@@ -13,6 +13,6 @@ SENSES = (
     *("t5", "bart", "pegasus_x", "longt5", "prophetnet", "whisper", "speech_to_text", "wav2vec2", "wavlm", "hubert"),
     *("vit", "beit", "dinov2", "swin", "swinv2", "segformer", "mobilevit", "timesformer", "vivit", "detr", "sam"),
     *("clip", "siglip", "blip", "qwen2_5_vl", "llava", "mllama", "paligemma", "idefics3", "perceiver"),
-    *("musicgen", "informer", "patchtst", "decision_transformer", "layoutlmv3"),
+    *("m2m_100", "time_series_transformer", "patchtst", "decision_transformer", "layoutlmv3"),
 )
 """Pairs of an encoder and a decoder, and models of sounds, images, several senses, series and actions."""

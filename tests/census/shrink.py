@@ -111,10 +111,8 @@ class Shrinker:
 
     def shrunk(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a configuration (or of a part of it) in small."""
-        if values.get("model_type") in WHOLE:
-            return dict(values)
-        if values.get("model_type") in ("timm_backbone",):
-            return dict(BACKBONE)
+        if values.get("model_type") in WHOLE or values.get("model_type") == "timm_backbone":
+            return dict(values if values["model_type"] in WHOLE else BACKBONE)
         kept = layers_kept(values)
         found: dict[str, Any] = {}
         staged = any(isinstance(values.get(name), list) for name in ("depths", "hidden_sizes", "embed_dims"))
@@ -148,7 +146,7 @@ class Shrinker:
         return ruled(name, value)
 
     def _part(self, name: str, value: dict[str, Any]) -> dict[str, Any]:
-        if name == "rope_parameters" or name == "rope_scaling":
+        if name in ("rope_parameters", "rope_scaling"):
             return rope(value)
         if "model_type" in value or name.endswith("_config"):
             return self.shrunk(value)

@@ -77,7 +77,8 @@ def batch_rows(types: Sequence[str], limits: Limits) -> Iterator[Row]:
         text=True,
     )
     lines: queue.Queue[str] = queue.Queue()
-    threading.Thread(target=_read, args=(process, lines), daemon=True).start()
+    reader = threading.Thread(target=_read, args=(process, lines), daemon=True)
+    reader.start()
     try:
         for model_type in types:
             row = _next_row(model_type, lines, process, limits=limits)
@@ -87,12 +88,14 @@ def batch_rows(types: Sequence[str], limits: Limits) -> Iterator[Row]:
     finally:
         process.kill()
         process.wait()
+        reader.join()
 
 
 def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
     assert process.stdout is not None
-    for line in process.stdout:
-        lines.put(line)
+    with process.stdout as stream:
+        for line in stream:
+            lines.put(line)
     lines.put("")
 
 
