@@ -18,8 +18,8 @@ Fingerprint = dict[str, str]
 
 PACKAGES = ("headscope", "torch", "transformers")
 """Those whose version may change a number."""
-_NO_MATTER = ("_name_or_path", "transformers_version")
-"""Fields of a configuration that say where a model came from."""
+_NO_MATTER = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+"""Fields of a configuration that say where a model came from, or what stands in a fingerprint by itself."""
 
 
 def of_model(loaded: LoadedModel, provenance: Provenance) -> Fingerprint:
@@ -28,11 +28,11 @@ def of_model(loaded: LoadedModel, provenance: Provenance) -> Fingerprint:
     return {
         "model": loaded.location.digest(None),
         "revision": provenance.revision,
-        "config": _digest(json.dumps(config, sort_keys=True, default=str)),
         "task": provenance.task,
         "dtype": provenance.dtype,
         "attention": provenance.attention,
         "device": loaded.model.device.type,
+        "config": _digest(json.dumps(config, sort_keys=True, default=str)),
     }
 
 

@@ -92,7 +92,7 @@ class Ranks:
                 stopped = error is not None and not isinstance(error, HeadscopeError) and not self._supervisor
                 for rank in self._others if stopped else ():
                     self._standing_still("beat", rank)
-                if stopped or (error is None and self.rank == 0):  # rank 0 may hold the store
+                if stopped or self.rank == 0:  # which may hold the store
                     self._wait(lambda: all(self._word("left", rank) for rank in self._others), PARTING)
                 if stopped:
                     self._require_beats(PARTING - 4 * BEAT)

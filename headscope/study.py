@@ -185,8 +185,8 @@ class Study:
     def fingerprint(self, cut: Sequence[Batch]) -> Fingerprint:
         """All that sums over these batches depend on, but what is measured."""
         origin = self.provenance()
-        data = of_data(cut, self.options.data, origin)
-        return of_model(self.loaded, origin) | data | {"seed": str(self.options.seed)} | of_versions(origin)
+        sizes = {"seed": str(self.options.seed), "batch_size": str(self.options.batch_size or "auto")}
+        return of_model(self.loaded, origin) | sizes | of_data(cut, self.options.data, origin) | of_versions(origin)
 
     def _alone(self, objective: Objective, notes: list[str], progress: Progress | None) -> dict[int, Tensor]:
         """The loss of each example with one head left in its site: by its number, `[head]` over all sites."""

@@ -27,7 +27,9 @@ def refuse(given: Settings, what: str) -> None:
     """
     asked = [f"--{name}" for name in _OPTIONS if given.raw[name] is not None]
     if asked:
-        raise UsageError(f"{what} is not shared out: it runs in one process and keeps no units", hint=f"no {asked[0]}")
+        raise UsageError(
+            f"{what} is not shared out: it runs in one process and keeps no units", hint=f"leave out {asked[0]}"
+        )
 
 
 def refuse_ranks(given: Settings, command: str) -> None:
