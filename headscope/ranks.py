@@ -199,9 +199,9 @@ class Ranks:
             self._wait(self._met, float("inf"))
 
     def _met(self) -> bool:
-        if time.monotonic() - self._looked >= LOOK:
-            self.look()
         away = [rank for rank in self._others if int(self._word("met", rank)) < self._meetings]
+        if away and time.monotonic() - self._looked >= LOOK:  # who has come may have failed behind this meeting
+            self.look()
         for rank in away:
             if self._standing_still("step", rank) > self._timeout:
                 message = f"stands still: it took no step for {self._timeout:g} s (--timeout)"
