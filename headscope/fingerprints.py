@@ -44,7 +44,7 @@ def of_data(batches: Sequence[Batch], options: DataOptions, provenance: Provenan
         for name, values in sorted({**batch.inputs, "targets": batch.targets}.items()):
             total.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
             total.update(values.contiguous().flatten().view(torch.uint8).numpy())
-    read = {name: str(value) for name, value in asdict(options).items()}
+    read = {f"{name} of the data" if name == "seed" else name: str(value) for name, value in asdict(options).items()}
     return {"data": provenance.data_digest, **read, "batches": total.hexdigest()}
 
 
