@@ -64,7 +64,7 @@ def _fork(
     code = 1
     try:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        ranks.BEAT, ranks.SILENCE, ranks.LOOK = 0.1, 3.0, 0.1
+        ranks.BEAT, ranks.SILENCE, ranks.LOOK, ranks.PARTING = 0.1, 3.0, 0.1, 2.0
         ended = Ended()
         try:
             with ranks.Ranks(Standing(rank, size, rank), **{"timeout": 30.0} | options) as group:

@@ -355,6 +355,22 @@ def test_b115_a_rank_asleep_is_named_after_the_timeout(opened: Opened, tmp_path:
     assert first.error.startswith("RankError: rank 1 stands still: it took no step for 6 s (--timeout)")
 
 
+def test_b110_a_run_that_its_launcher_ends_names_the_rank_that_died_before(opened: Opened, tmp_path: Path) -> None:
+    """A launcher ends the others as soon as one is killed, long before that one's silence is noticed."""
+
+    def job(ranks: Ranks) -> None:
+        def stop(done: int, total: int) -> None:
+            if ranks.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyboardInterrupt
+
+        study_of(opened, Share(ranks)).scores(MEASURES, progress=stop)
+
+    first, second = forked(2, job, tmp_path, hint="go on")
+    assert second.signal == signal.SIGKILL
+    assert first.error.startswith("RankError: rank 1 has died") and "(go on)" in first.error
+
+
 def test_an_error_of_one_rank_is_told_by_the_others(opened: Opened, tmp_path: Path) -> None:
     def job(ranks: Ranks) -> None:
         def fail(done: int, total: int) -> None:
