@@ -11,10 +11,10 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from headscope.errors import OutputError, UsageError, WorkError
+from headscope.errors import WorkError
 from headscope.fingerprints import Fingerprint, difference
 from headscope.folder_writing import told
-from headscope.places import require_parent
+from headscope.places import require_folder
 from headscope.states import State
 
 _NAMES = re.compile(r"pass-\d+-unit-\d+\.safetensors")
@@ -31,12 +31,7 @@ class WorkFolder:
             UsageError: it is a file.
             OutputError: it cannot be made or written.
         """
-        if folder.exists() and not folder.is_dir():
-            raise UsageError(f"--work {folder} is a file, not a folder")
-        if not folder.exists():
-            require_parent(folder, folder.absolute().parent)
-        elif not os.access(folder, os.W_OK | os.X_OK | os.R_OK):
-            raise OutputError(f"cannot write {folder}: it is not writable")
+        require_folder(folder)
         self.folder, self.anew = folder, anew
 
     def prepare(self) -> None:

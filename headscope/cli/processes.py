@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -12,6 +11,7 @@ import typer
 from headscope import launching
 from headscope.cli.settings import Settings
 from headscope.errors import UsageError
+from headscope.places import require_folder
 
 if TYPE_CHECKING:
     from headscope.shares import Share
@@ -63,18 +63,7 @@ def consider(given: Settings) -> None:
     if max(world, given.processes) > 1 and given.data == "-":
         raise UsageError("--data - can be read by one process only", hint="give a file")
     if raw["work"] is not None:
-        _check_folder(raw["work"])
-
-
-def _check_folder(folder: Path) -> None:
-    from headscope.places import require_parent
-
-    if folder.is_dir():
-        require_parent(folder, folder)
-    elif folder.exists():
-        raise UsageError(f"--work {folder} is a file, not a folder")
-    else:
-        require_parent(folder, folder.absolute().parent)
+        require_folder(raw["work"])
 
 
 def fan_out(given: Settings) -> None:
