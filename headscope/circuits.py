@@ -18,6 +18,7 @@ from headscope.matrices import HeadWeights
 from headscope.measures import PairValues
 from headscope.pairs import HeadSpace, double, normalised
 from headscope.shapes import Float
+from headscope.states import State
 
 BLOCK_VALUES = 2**22
 """Values of circuits that are held at once: 16 MiB in float32."""
@@ -46,6 +47,18 @@ class Likeness:
 
     def add(self, part: object) -> None:
         """Data show nothing more."""
+
+    def state(self) -> State:
+        """Nothing: what is known are the weights."""
+        return {}
+
+    def absorb(self, state: State) -> None:
+        """Others know nothing more either."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the state: none."""
+        return 0
 
     def finish(self) -> PairValues:
         """The cosine of every pair; NaN where the widths differ or a head has no such matrices."""

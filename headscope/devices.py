@@ -34,6 +34,13 @@ def resolve_device(name: str) -> torch.device | str:
     return device
 
 
+def device_of_rank(name: str, local_rank: int) -> str:
+    """What `name` means for one of several processes on a machine: each has a GPU of its own, in turn."""
+    if name in ("auto", "cuda") and torch.cuda.is_available():
+        return f"cuda:{local_rank % torch.cuda.device_count()}"
+    return name
+
+
 def resolve_dtype(name: str, device: torch.device | str = "cpu") -> torch.dtype:
     """The number format that `name` means; `auto` is float32 on a CPU and bfloat16 on a GPU.
 

@@ -8,6 +8,8 @@
     ├── OutputError                1  a file that cannot be written
     ├── CheckFailed                1  a structure check of `inspect --check` failed
     ├── ProofFailed                1  a pruned checkpoint does not compute what it should
+    ├── WorkError                  1  a folder of finished work that belongs to another run
+    ├── RankError                  1  one of several processes that ended, stands still or sees other inputs
     ├── UsageError                 2  an option that cannot be meant that way
     │   └── InvalidPlan            2  heads that cannot be removed together
     └── ThresholdError             3  a limit such as --max-loss-increase that cannot be kept
@@ -57,6 +59,18 @@ class CheckFailed(HeadscopeError):
 
 class ProofFailed(HeadscopeError):
     """A pruned checkpoint does not compute what the masked model computes; nothing of it is left on disk."""
+
+
+class WorkError(HeadscopeError):
+    """A folder of finished work cannot be used: it belongs to another run, or a file in it is damaged."""
+
+
+class RankError(HeadscopeError):
+    """One of several processes of a run has ended, stands still or sees other inputs; `rank` is its number."""
+
+    def __init__(self, rank: int, message: str, *, hint: str | None = None) -> None:
+        super().__init__(f"rank {rank} {message}", hint=hint)
+        self.rank = rank
 
 
 class UsageError(HeadscopeError):

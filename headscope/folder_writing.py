@@ -69,12 +69,12 @@ def new_folder(target: Path, *, source: Path | None = None, force: bool = False,
         raise OutputError(f"cannot write {target}: {needed} bytes needed, {free} free")
     temporary = leftovers.temporary_name(real)
     try:
-        with _told(target, free):
+        with told(target, free):
             lock = _begin(temporary, target)
         try:
-            with _told(target, free, _DISK_FAULTS):
+            with told(target, free, _DISK_FAULTS):
                 yield temporary
-            with _told(target, free):
+            with told(target, free):
                 _finish(temporary, target, force=force)
         finally:
             os.close(lock)
@@ -134,8 +134,14 @@ def _check_replaceable(target: Path, real: Path) -> None:
 
 
 @contextlib.contextmanager
-def _told(target: Path, free: int, faults: Container[int] | None = None) -> Iterator[None]:
-    """What the disk refuses, as one line; with `faults`, only these error numbers."""
+def told(target: Path, free: int | None = None, faults: Container[int] | None = None) -> Iterator[None]:
+    """What the disk refuses while the block writes `target`, as one line; with `faults`, only these error numbers.
+
+    `free` is the number of bytes that were free before.
+
+    Raises:
+        OutputError: the disk refuses.
+    """
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -143,7 +149,8 @@ def _told(target: Path, free: int, faults: Container[int] | None = None) -> Iter
         if faults is not None and code not in faults:
             raise
         reason = os.strerror(code) if code else str(error)
-        room = f" ({free} bytes were free)" if code in (errno.ENOSPC, errno.EDQUOT) else ""
+        full = free is not None and code in (errno.ENOSPC, errno.EDQUOT)
+        room = f" ({free} bytes were free)" if full else ""
         raise OutputError(f"cannot write {target}: {reason}{room}") from error
 
 

@@ -30,12 +30,12 @@ class Location:
         """The folder, or the one file, that the model is read from."""
         return self.folder / self.gguf if self.gguf else self.folder
 
-    def digest(self) -> str:
-        """SHA-256 over the names and bytes of the weights; empty for more than 2 GiB, where the revision must do."""
+    def digest(self, limit: int | None = 2 * 1024**3) -> str:
+        """SHA-256 over the names and bytes of the weights; empty for more than `limit`, where the revision must do."""
         suffixes = (".gguf",) if self.gguf else (".safetensors", ".bin")
         files = sorted(file for file in self.folder.iterdir() if file.suffix in suffixes and file.is_file())
         files = [self.folder / self.gguf] if self.gguf else files
-        if sum(file.stat().st_size for file in files) > 2 * 1024**3:
+        if limit is not None and sum(file.stat().st_size for file in files) > limit:
             return ""
         total = hashlib.sha256()
         for file in files:

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headscope.hsic import Estimate
 from headscope.losses import uniforms, wide
 from headscope.measures import Outputs, PairValues
 from headscope.pairs import HeadSpace, double, normalised
 from headscope.shapes import Float
+from headscope.states import State, within
 
 MOMENT_BYTES = 2**30
 """Cross-moments held at most, in float64: about 16,000 channels of heads, such as 250 heads of 64."""
@@ -73,6 +75,40 @@ class CrossMoments:
                     product = double(left.T @ right)
                     before = self._products.get((a, b))
                     self._products[a, b] = product if before is None else before.add_(product)
+
+    def state(self) -> State:
+        """Sums, products and shifts by the number of the site or of both sites."""
+        found: State = {"eps": torch.tensor(self._eps, dtype=torch.float64)}
+        for site, shift in self._shift.items():
+            found[f"shift/{site}"], found[f"sum/{site}"] = double(shift).cpu(), self._sums[site].cpu()
+            found[f"count/{site}"] = torch.tensor(float(self._counts[site]), dtype=torch.float64)
+        return found | {f"product/{a}/{b}": product.cpu() for (a, b), product in self._products.items()}
+
+    def absorb(self, state: State) -> None:
+        """Add the sums of other tokens, moved from their shift to the one here.
+
+        With d the step between both, `Σ (z+d)(z+d)ᵀ = Σ zzᵀ + Σz dᵀ + d (Σz + n d)ᵀ`.
+        """
+        self._eps = max(self._eps, float(state["eps"]))
+        sums, steps = ({int(site): one for site, one in within(state, name).items()} for name in ("sum", "shift"))
+        counts = {int(site): int(one) for site, one in within(state, "count").items()}
+        moved: dict[int, Tensor] = {}
+        for site, shift in steps.items():
+            steps[site] = shift - self._shift.setdefault(site, shift)
+            moved[site] = sums[site] + counts[site] * steps[site]
+            self._sums[site] = self._sums.get(site, 0) + moved[site]
+            self._counts[site] = self._counts.get(site, 0) + counts[site]
+        for key, product in within(state, "product").items():
+            a, b = map(int, key.split("/"))
+            if bool(steps[a].any() or steps[b].any()):
+                product.addr_(sums[a], steps[b]).addr_(steps[a], moved[b])
+            before = self._products.get((a, b))
+            self._products[a, b] = product if before is None else before.add_(product)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the products, which are nearly all."""
+        return moment_bytes(self._space)
 
     def finish(self) -> PairValues:
         """CKA of every pair; NaN for heads that write the same at every token, up to rounding, or nothing."""
@@ -152,6 +188,27 @@ class TokenSample:
                 self._held[site] = _Held(empty, wide(outputs).new_zeros(self._size, *outputs.shape[1:]))
             self._held[site].take(priority, outputs)
 
+    def state(self) -> State:
+        """The tokens held by the number of the site; their values stay in the type in which they were multiplied."""
+        found: State = {}
+        for site, held in self._held.items():
+            found[f"priority/{site}"], found[f"outputs/{site}"] = held.priority, held.outputs.cpu()
+        return found
+
+    def absorb(self, state: State) -> None:
+        """Take those of other tokens that belong to the sample of all."""
+        for key, priority in within(state, "priority").items():
+            site, outputs = int(key), state[f"outputs/{key}"]
+            if site in self._held:
+                self._held[site].take(priority, outputs)
+            else:
+                self._held[site] = _Held(priority, outputs)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the sample in float32."""
+        return 4 * self._size * sum(site.n_heads * site.d_value for site in self._space.sites)
+
     def finish(self) -> PairValues:
         """CKA of every pair with its standard error; NaN for heads whose own HSIC is not above zero."""
         values = torch.full_like(self._space.blank(), torch.nan)
@@ -164,7 +221,7 @@ class TokenSample:
             known = {site: matrix for site in sites if (matrix := self._inner(site)) is not None}
             if not known or size < 4:  # HSIC needs four tokens, its error two groups
                 continue
-            estimate = _Estimate(size)
+            estimate = Estimate(size)
             for group in order[: len(order) // size * size].split(size):
                 estimate.add(torch.cat([self._kernels(site, matrix, group) for site, matrix in known.items()]))
             places = self._space.places_of(tuple(known))
@@ -207,46 +264,3 @@ def _priorities(part: Outputs) -> Float[Tensor, " token"]:
         places = part.positions[here]
         found[here] = uniforms(int(places.max()) + 1, seed=0, example=number, draw=0)[places]
     return found
-
-
-class _Estimate:
-    """Sums over groups of HSIC of all pairs, and of what its error needs."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.count = size, 0
-        self._own: list[Tensor] = []
-
-    def add(self, kernels: Float[Tensor, "head token token"]) -> None:
-        """Add the unbiased HSIC of one group."""
-        n = self.size
-        rows = kernels.sum(dim=2)
-        totals = rows.sum(dim=1)
-        flat = kernels.flatten(1)
-        hsic = flat @ flat.T + torch.outer(totals, totals) / ((n - 1) * (n - 2)) - 2 / (n - 2) * rows @ rows.T
-        hsic = (hsic / (n * (n - 3))).cpu()
-        own = hsic.diagonal().clone()
-        if not self.count:
-            self._sum, self._square, self._with_own = (torch.zeros_like(hsic) for _ in range(3))
-        self._sum += hsic
-        self._square += hsic**2
-        self._with_own += hsic * own[:, None]
-        self._own.append(own)
-        self.count += 1
-
-    def finish(self) -> PairValues:
-        """CKA and its standard error; the error is that of `u/√(s_a s_b) − ½ CKA (v_a/s_a + v_b/s_b)` over groups."""
-        count = self.count
-        mean, own = self._sum / count, torch.stack(self._own)  # [group head]
-        level = mean.diagonal().clone()
-        level[level <= 0] = torch.nan
-        scale = (level[:, None] * level).sqrt()
-        cka = mean / scale
-        part = own / level  # [group head]
-        cross = part.T @ part
-        with_own = self._with_own / scale / level[:, None]
-        mixed = with_own + with_own.T
-        squares = self._square / scale**2 - cka * mixed
-        own_squares = cross.diagonal()
-        squares += cka**2 / 4 * (own_squares[:, None] + own_squares + 2 * cross)
-        error = (squares.clamp_min(0) / (count * max(1, count - 1))).sqrt()
-        return PairValues(cka.clamp(0, 1), error)

@@ -39,7 +39,7 @@ def estimate_pairs(models: Sequence[str], data: str | None, options: StudyOption
     held = 8 * heads**2 * TABLES * len(measures)
     if Evidence.OUTPUTS in looks:
         needed = moment_bytes(party.space)
-        held += needed if needed <= MOMENT_BYTES else SAMPLE_BYTES
+        held += 2 * (needed if needed <= MOMENT_BYTES else SAMPLE_BYTES)  # of all units so far, and of one
     rows: list[tuple[str, Cell, str]] = [
         ("measures", ",".join(measures), ""),
         ("heads", heads, "count"),

@@ -29,6 +29,7 @@ from headscope.measures import Evidence, Measure, Outputs, PairSum, PairValues
 from headscope.pairs import HeadSpace
 from headscope.row_store import RowStore
 from headscope.scores import RowBlock
+from headscope.states import State, under, within
 from headscope.texts import Texts
 
 
@@ -46,11 +47,36 @@ class PairSums:
 
     def __init__(self, space: HeadSpace, measures: Mapping[str, Measure]) -> None:
         self.space, self.measures = space, measures
-        self.sums = {name: measure.begin(space) for name, measure in measures.items()}
         self._rows = RowStore(space)
         self._windowed: dict[SiteId, int] = {}
         self._apart = torch.zeros_like(self._rows.apart)
+        self.clear()
         self.start(Texts({}, None, None), ())
+
+    def clear(self) -> None:
+        """Begin anew, for those who watch a model already."""
+        self.sums = {name: measure.begin(self.space) for name, measure in self.measures.items()}
+        self._rows.apart.zero_()
+        self._apart.zero_()
+
+    def state(self) -> State:
+        """What was summed so far, measure by measure, and which sites were seen to differ in their queries or keys."""
+        found: State = {"apart/rows": self._rows.apart.clone(), "apart/outputs": self._apart.clone()}
+        for name, one in self.sums.items():
+            found |= under(f"measure/{name}", one.state())
+        return found
+
+    def absorb(self, state: State) -> None:
+        """Add what was summed over other batches."""
+        self._rows.apart |= state["apart/rows"]
+        self._apart |= state["apart/outputs"]
+        for name, one in self.sums.items():
+            one.absorb(within(state, f"measure/{name}"))
+
+    @property
+    def size(self) -> int:
+        """Bytes that the state takes, at most."""
+        return sum(one.size for one in self.sums.values())
 
     def of(self, evidence: Evidence) -> list[PairSum]:
         """The sums of the measures that look at this evidence."""

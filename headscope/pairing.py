@@ -17,6 +17,7 @@ from torch import Tensor
 
 from headscope.capture import Watch, watch
 from headscope.examples import Batch
+from headscope.fingerprints import Fingerprint, of_measures, of_model
 from headscope.heads import HeadId, Site
 from headscope.matrices import HeadWeights, head_weights
 from headscope.memory import in_halves
@@ -26,6 +27,8 @@ from headscope.pairs import HeadSpace
 from headscope.reading import RowReader
 from headscope.shapes import Bool
 from headscope.study import Progress, Study, batches
+from headscope.sums import ScoreSums
+from headscope.tallies import Tally
 from headscope.texts import Texts
 
 
@@ -91,25 +94,33 @@ def run(party: Party, sums: PairSums, progress: Progress | None = None) -> tuple
     """
     first = party.studies[0]
     assert first.examples is not None
-    notes: list[str] = []
-    done = 0
+    total = Tally(ScoreSums({}), sums)
+    cut, unit = batches(first), total.fresh()
+    own = unit.pairs
+    assert own is not None
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         seen = Watch()
-        runs = [_ready(party, number, sums, seen, stack) for number in range(len(party.studies))]
+        runs = [_ready(party, number, own, seen, stack) for number in range(len(party.studies))]
 
         def show(batch: Batch) -> None:
             for one in runs:
                 one(batch)
 
-        for batch in batches(first):
-            for part, _ in in_halves(show, batch, notes):
-                while sums.end(seen):
+        def add(batch: Batch) -> None:
+            for part, _ in in_halves(show, batch, unit.notes):
+                while own.end(seen):
                     show(part)
-            done += len(batch)
-            if progress is not None:
-                progress(done, len(first.examples))
-    return tuple(notes)
+
+        def fingerprint() -> Fingerprint:
+            found = first.fingerprint(cut) | of_measures(total.measures)
+            for study in party.studies[1:]:
+                other = of_model(study.loaded, study.provenance())
+                found |= {f"{name} of the second model": value for name, value in other.items()}
+            return found
+
+        first.share.pool(cut, add, unit, total=total, fingerprint=fingerprint, progress=progress)
+    return tuple(total.notes)
 
 
 def _ready(

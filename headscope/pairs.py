@@ -12,6 +12,7 @@ from torch import Tensor
 from headscope.heads import HeadId, Site
 from headscope.matrices import HeadWeights
 from headscope.shapes import Bool, Float, Int
+from headscope.states import State
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,20 @@ class PairMeans:
         else:
             self._sums[heads[:, None], heads] += double(table).cpu()
         self._weights[heads] += weight
+
+    def state(self) -> State:
+        """What was added so far."""
+        return {"sums": self._sums, "weights": self._weights}
+
+    def absorb(self, state: State) -> None:
+        """Add what others have added."""
+        self._sums += state["sums"]
+        self._weights += state["weights"]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the state."""
+        return self._sums.nbytes
 
     def means(self) -> Float[Tensor, "head head"]:
         """The mean of every pair; NaN where nothing was added. Two heads that were added apart mean nothing."""

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from headscope import gated, registry
 from headscope.ablated import Ablation, Bench, exact, removals_of, sampled
-from headscope.capture import watch
 from headscope.data import DataOptions, load_examples
 from headscope.discovery import Discovery, find_sites
 from headscope.errors import UsageError
 from headscope.examples import Batch, Example, Examples
+from headscope.fingerprints import Fingerprint, of_data, of_measures, of_model, of_versions
 from headscope.heads import HeadId, Site, SiteId
 from headscope.matrices import head_weights
 from headscope.memory import in_halves
@@ -26,18 +23,16 @@ from headscope.models import LoadedModel, LoadOptions, load
 from headscope.objective import Objective, Wanted
 from headscope.pair_sums import PairSums
 from headscope.provenance import Provenance
-from headscope.reading import RowReader
-from headscope.scores import LABELS, Means, Need, Score, Scores
+from headscope.score_pass import ScorePass, reads_rows
+from headscope.scores import GATED, LABELS, Means, Need, Score, Scores
+from headscope.shares import Progress, Share
 from headscope.sums import ScoreSums
-from headscope.texts import Texts
+from headscope.tallies import Tally
 
 CPU_TOKENS = 512
 """Padded tokens in a batch on a CPU, where 256 to 1,024 are fastest."""
 GPU_TOKENS = 16_384
 EAGER_ROWS = "attention rows are computed as eager attention does, since other implementations show none"
-
-Progress = Callable[[int, int], None]
-"""Told after each batch how many examples are done, and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +57,8 @@ class Study:
         self.loaded, self.examples, self.options = loaded, examples, options
         self.progress: Progress | None = None
         """Told of passes for which no other is given."""
+        self.share = Share()
+        """What this process does of a pass: all of it, unless there are other processes or finished work."""
 
     @classmethod
     def open(cls, model: str, data: str | None = None, options: StudyOptions | None = None) -> Study:
@@ -132,6 +129,12 @@ class Study:
         return Scores(names, values, stability, loss, sums.count, notes)
 
     def _allow(self, chosen: Mapping[str, Score], needs: frozenset[Need]) -> None:
+        gated_ones = [name for name, score in chosen.items() if score.needs & GATED]
+        if gated_ones and not self.share.alone:
+            raise UsageError(
+                f"{', '.join(gated_ones)} runs passes with gated heads, which are not shared out or kept",
+                hint="leave it out of --measures, or run it in one process without --work",
+            )
         if self.examples is None and needs - {Need.WEIGHTS}:
             hungry = ", ".join(name for name, score in chosen.items() if score.needs - {Need.WEIGHTS})
             raise UsageError(f"{hungry} cannot be measured without data", hint="give --data FILE")
@@ -163,30 +166,28 @@ class Study:
             ablated, progress = self._ablated(objective, sums, notes, progress), None
         if Need.ALONE in needs:
             alone, progress = self._alone(objective, notes, progress), None
-        total, labelled, done = torch.zeros((), dtype=torch.float64), 0, 0
-        with contextlib.ExitStack() as stack:
-            seen = stack.enter_context(watch(model, self.sites))
-            reader = self._reader(objective, chosen, pairs, replace=not (wanted.gradient or wanted.draws))
-            if reader is not None:
-                stack.enter_context(reader.reading())
-                notes += [EAGER_ROWS] if options.load.attention not in ("auto", "eager") else []
-            if pairs is not None:
-                stack.enter_context(pairs.watching(model, self.sites))
-            for batch in batches(self):
-                for part, outcome in in_halves(lambda part: objective.run(part, seen, wanted), batch, notes):
-                    if alone:
-                        outcome.alone = gated.by_site([alone[number] for number in part.numbers], self.sites)
-                    if ablated:
-                        outcome.ablated = gated.by_site([ablated[number] for number in part.numbers], self.sites)
-                    sums.add(part, outcome, self.sites, {} if reader is None else reader.sums)
-                    while pairs is not None and pairs.end(seen):
-                        objective.body(part)
-                    total += outcome.loss.sum()
-                    labelled += len(outcome.loss)
-                done += len(batch)
-                if progress is not None:
-                    progress(done, len(self.examples))
-        return (float(total) / labelled if labelled else None), tuple(notes)
+        total = Tally(sums, pairs)
+        total.notes += notes
+        if options.load.attention not in ("auto", "eager") and reads_rows(chosen.values(), pairs):
+            total.notes.append(EAGER_ROWS)
+        cut, unit = batches(self), total.fresh()
+        running = ScorePass(self.loaded, self.sites, objective, wanted, unit, alone, ablated)
+        with running.ready() as add:
+            self.share.pool(
+                cut,
+                add,
+                unit,
+                total=total,
+                fingerprint=lambda: self.fingerprint(cut) | of_measures(total.measures, draws=options.draws),
+                progress=progress,
+            )
+        return (total.loss / total.labelled if total.labelled else None), tuple(total.notes)
+
+    def fingerprint(self, cut: Sequence[Batch]) -> Fingerprint:
+        """All that sums over these batches depend on, but what is measured."""
+        origin = self.provenance()
+        sizes = {"seed": str(self.options.seed), "batch_size": str(self.options.batch_size or "auto")}
+        return of_model(self.loaded, origin) | sizes | of_data(cut, self.options.data, origin) | of_versions(origin)
 
     def _alone(self, objective: Objective, notes: list[str], progress: Progress | None) -> dict[int, Tensor]:
         """The loss of each example with one head left in its site: by its number, `[head]` over all sites."""
@@ -240,28 +241,6 @@ class Study:
             for id, part in gated.by_site([values], self.sites).items():
                 sums.whole.setdefault(id, {})[name] = part[0]
         return found.changes
-
-    def _reader(
-        self, objective: Objective, chosen: Mapping[str, Score], pairs: PairSums | None, *, replace: bool
-    ) -> RowReader | None:
-        """What reads attention rows while the objective runs, if a score or a measure of pairs wants them."""
-        readers = [score.rows for score in chosen.values() if score.rows is not None]
-        readers += [] if pairs is None else pairs.readers
-        model = self.loaded.model
-        reader = RowReader(model, self.sites, readers, replace=replace) if readers else None
-        special: torch.Tensor | None = None
-        if readers and self.loaded.reads == "text":
-            special = torch.tensor(sorted(self.loaded.tokenizer().all_special_ids), device=model.device)
-
-        def begin(inputs: dict[str, Any], batch: Batch) -> None:
-            texts = Texts.of(inputs, batch, special)
-            if reader is not None:
-                reader.start(texts, len(batch))
-            if pairs is not None:
-                pairs.start(texts, batch.numbers)
-
-        objective.on_inputs = begin
-        return reader
 
     def provenance(self) -> Provenance:
         """What the numbers of this study rest on."""

@@ -11,6 +11,7 @@ from headscope.examples import Batch
 from headscope.heads import Site, SiteId
 from headscope.objective import Outcome
 from headscope.scores import Evidence, Means, Score
+from headscope.states import State, within
 
 Rows = Mapping[SiteId, Mapping[str, Tensor]]
 """What the scores summed over attention rows, `[batch head]` by site and name."""
@@ -28,7 +29,7 @@ class ScoreSums:
         self.counts = [0, 0]
         self.whole: dict[SiteId, dict[str, Tensor]] = {}
         """What is known of all examples together only, `[head]` by name; halves do not have it."""
-        self._totals: dict[SiteId, dict[str, tuple[Tensor, Tensor]]] = {}
+        self._totals: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
 
     @property
     def count(self) -> int:
@@ -50,7 +51,7 @@ class ScoreSums:
             self._add(site, moments, half)
 
     def _add(self, site: Site, moments: Mapping[str, Tensor], half: Tensor) -> None:
-        kept = self._totals.setdefault(site.id, {})
+        kept = self._totals.setdefault(str(site.id), {})
         for name, values in moments.items():
             if name not in kept:
                 blank = torch.zeros(2, site.n_heads, dtype=torch.float64, device=values.device)
@@ -60,10 +61,27 @@ class ScoreSums:
             total.index_add_(0, half.to(values.device), values.double().where(present, 0.0))
             seen.index_add_(0, half.to(values.device), present.double())
 
+    def state(self) -> State:
+        """Totals, `[half head]`, and how many examples stand in them, by site and moment; without what is `whole`."""
+        found: State = {"counts": torch.tensor(self.counts, dtype=torch.float64)}
+        for site, kept in self._totals.items():
+            for name, (total, seen) in kept.items():
+                found[f"total/{site}/{name}"], found[f"seen/{site}/{name}"] = total.cpu(), seen.cpu()
+        return found
+
+    def absorb(self, state: State) -> None:
+        """Add the totals of other examples."""
+        self.counts = [count + int(more) for count, more in zip(self.counts, state["counts"], strict=True)]
+        for key, total in within(state, "total").items():
+            site, _, name = key.rpartition("/")
+            kept, seen = self._totals.setdefault(site, {}), state[f"seen/{key}"]
+            before = kept.get(name)
+            kept[name] = (total, seen) if before is None else (before[0] + total, before[1] + seen)
+
     def means(self, site: SiteId, half: int | None = None) -> dict[str, Tensor]:
         """Means over all examples or those of one half, `[head]` by moment; NaN where no example has a value."""
         part = slice(None) if half is None else slice(half, half + 1)
-        kept = self._totals.get(site, {})
+        kept = self._totals.get(str(site), {})
         means = {name: (total[part].sum(dim=0) / seen[part].sum(dim=0)).cpu() for name, (total, seen) in kept.items()}
         return means | (self.whole.get(site, {}) if half is None else {})
 

@@ -13,16 +13,20 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "headscope"
 FLOORS = [
     "portable reload least_squares downdates interrupt foreign left made_up made_up/*",
-    "errors columns shapes heads provenance losses examples rows inputs positions ownership taps alignment",
+    "errors columns shapes states heads provenance losses examples rows inputs positions ownership taps alignment",
     "metrics places registry devices upload tables cost naming jsonfiles unpack geometry moving stacks capture "
-    "vocabulary tiles memory sampling subsets curve_columns outcomes",
+    "vocabulary tiles memory sampling subsets curve_columns outcomes launching",
     "tasks families greedy projecting",
     "tasks/* families/* fields formats headers matrices objective anatomy patterns conllu criteria plan_values numbers",
     "location discovery spare_tensors outline clusters cells folders leftovers manifest companions card hub_data "
     "scores pairs output_weights",
     "weights widening settings_read boundary silence folder_writing scores/* sources reasons texts plan_files measures",
+    "hsic",
     "models sums reading gated replay plan score_files layouts moments row_store circuits streams cuts",
     "ablated data reports words counts units recipe measures/* pair_sums resuming rehearsal",
+    "tallies fingerprints",
+    "work ranks score_pass",
+    "shares",
     "study reports/* choice surgery",
     "inspection row_sums maps relations evaluation timing comparison_columns bootstrap alike native verify pairing",
     "output_moments merging forms",
@@ -40,7 +44,7 @@ FLOORS = [
     "api",
     "cli/options cli/talk cli/env",
     "cli/explain cli/settings",
-    "cli/curves cli/maps cli/relations",
+    "cli/curves cli/maps cli/relations cli/processes",
     "cli/inspect cli/evaluate cli/prune cli/similarity",
     "cli",
 ]

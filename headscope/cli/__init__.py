@@ -16,6 +16,7 @@ from types import FrameType, TracebackType
 
 import typer
 
+from headscope import launching
 from headscope.cli import env, evaluate, explain, inspect, prune, similarity
 from headscope.errors import HeadscopeError, nearest
 from headscope.interrupt import answer_at_once, raise_interrupts
@@ -78,15 +79,15 @@ def _run() -> int:
     except HeadscopeError as error:
         if os.environ.get("HEADSCOPE_DEBUG") == "1":
             raise
-        return _fail(str(error), error.hint, error.exit_code)
+        return _fail(str(error), error.hint, error.exit_code, lost=getattr(error, "rank", None))
     except _UsageError as error:
         return _misuse(error)
     except (KeyboardInterrupt, typer.Abort):
         _leave_stdout()
-        return _fail("interrupted", None, 130)
+        return 130 if _supervised() else _fail("interrupted", None, 130)
     except Terminated:
         _leave_stdout()
-        return _fail("terminated", None, 143)
+        return 143 if _supervised() else _fail("terminated", None, 143)
     except BrokenPipeError:
         _leave_stdout()
         return 141
@@ -126,9 +127,18 @@ def _misuse(error: Exception) -> int:
     return _fail(message.rstrip(".").partition(" Did you mean")[0].rstrip(". "), hint, 2)
 
 
-def _fail(message: str, hint: str | None, code: int) -> int:
+def _supervised() -> bool:
+    """Whether the process that started this one says how the run ended."""
+    return launching.SUPERVISOR in os.environ
+
+
+def _fail(message: str, hint: str | None, code: int, *, lost: int | None = None) -> int:
+    """Say what went wrong: of several processes rank 0 does, for what went wrong in any; where it is `lost`, rank 1."""
     from headscope.reports._cells import safe_line
 
+    rank = os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE", "1") != "1" else "0"
+    if rank != "0" and not (rank == "1" and lost == 0):
+        return code
     with contextlib.suppress(OSError, ValueError):
         print(f"error: {safe_line(message)}", file=sys.stderr)  # noqa: T201
         if hint:
@@ -156,6 +166,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 def _bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     first = str(error).strip().split("\n")[0]
+    os.environ.pop("WORLD_SIZE", None)  # each rank tells a fault of its own
     _fail(
         f"headscope failed unexpectedly: {kind.__name__}: {first}",
         "HEADSCOPE_DEBUG=1 shows where; please report it with the output of `headscope env`",

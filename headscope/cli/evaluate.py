@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from headscope.cli import options as opt
+from headscope.cli import processes
 from headscope.cli.settings import Settings, settings
 from headscope.errors import UsageError, nearest
 
@@ -33,6 +34,7 @@ def evaluate(
 ) -> None:
     """Judge each MODEL on --data, and how far it is from the first one."""
     given = settings(locals() | shared | {"model": models[0]})
+    processes.refuse_ranks(given, "evaluate")
     length = opt.positive("--tokens", tokens) or 512
     sizes = _batch_sizes(speed_batches)
     if data is None:

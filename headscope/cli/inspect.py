@@ -9,7 +9,7 @@ import typer
 
 from headscope import registry
 from headscope.cli import options as opt
-from headscope.cli import relations
+from headscope.cli import processes, relations
 from headscope.cli.maps import show_map
 from headscope.cli.settings import Settings, settings
 from headscope.cli.talk import Talk
@@ -60,7 +60,14 @@ def inspect(
     length = opt.positive("--tokens", tokens) or 512
     talk = given.talk
     chosen = opt.listed(measures)
-    if text is not None or head is not None or target_text is not None:
+    mapped = text is not None or head is not None or target_text is not None
+    shared_out = data is not None and not (mapped or check or structure or annotations is not None or by == "model")
+    if not shared_out:
+        processes.refuse(given, "a report without a pass over --data")
+    if not given.first and (not shared_out or given.dry_run):
+        return
+    processes.consider(given)
+    if mapped:
         show_map(given, talk)
         return
     _consider(by, chosen, check, structure, shared["plot"])
@@ -74,6 +81,8 @@ def inspect(
     if check and not given.dry_run:
         _check(given, talk)
         return
+    if not given.dry_run:
+        processes.fan_out(given)
     table = _table(given, talk, by, chosen, structure=structure, tokens=length)
     plain = by == "model" or structure
     picture = None if plain or given.dry_run else head_picture(table)
@@ -149,13 +158,14 @@ def _table(given: Settings, talk: Talk, by: str, measures: list[str] | None, *, 
     from headscope import inspection
     from headscope.study import Study
 
-    study = Study.open(given.model, given.data, given.study_options())
-    if structure:
-        return inspection.structure_table(study)
-    if by == "model":
-        return inspection.model_table(study, tokens)
-    with talk.progress() as progress:
-        scores = study.scores(measures, progress=progress)
+    if structure or by == "model":
+        study = Study.open(given.model, given.data, given.study_options())
+        return inspection.structure_table(study) if structure else inspection.model_table(study, tokens)
+    with processes.sharing(given) as share:
+        study = Study.open(given.model, given.data, given.study_options())
+        study.share = share
+        with talk.progress() as progress:
+            scores = study.scores(measures, progress=progress)
     talk.summary(inspection.summary(study, scores))
     return inspection.layer_table(study, scores, tokens) if by == "layer" else inspection.head_table(study, scores)
 

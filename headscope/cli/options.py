@@ -21,6 +21,7 @@ _TASKS = ", ".join(registry.names("tasks"))
 _DATA = "Data"
 _MODEL = "Model"
 _REPORT = "Report"
+RESUME = ("auto", "never")
 
 ModelArg = Annotated[str, typer.Argument(metavar="MODEL", help="Folder, Hub id (owner/name) or GGUF file.")]
 DataOpt = Annotated[
@@ -81,6 +82,15 @@ NoProgressOpt = Annotated[bool, typer.Option("--no-progress", help="No progress 
 ParseSpecialOpt = Annotated[
     bool, typer.Option("--parse-special", help="Read special-token strings in the data as tokens.")
 ]
+ProcessesOpt = Annotated[
+    str | None, typer.Option("--processes", metavar="N", help="Processes on this machine that share the data.")
+]
+WorkOpt = Annotated[Path | None, typer.Option("--work", metavar="DIR", help="Keep finished units here, to resume.")]
+ResumeOpt = Annotated[str, typer.Option("--resume", help="auto: go on from the units in --work; never: start anew.")]
+TimeoutOpt = Annotated[
+    str | None,
+    typer.Option("--timeout", metavar="S", help="Seconds without a step that a process may take; default 600."),
+]
 
 
 SHARED: dict[str, tuple[Any, Any]] = {
@@ -108,6 +118,10 @@ SHARED: dict[str, tuple[Any, Any]] = {
     "device": (DeviceOpt, "auto"),
     "dtype": (DtypeOpt, "auto"),
     "attn_implementation": (AttentionOpt, "auto"),
+    "processes": (ProcessesOpt, None),
+    "work": (WorkOpt, None),
+    "resume": (ResumeOpt, "auto"),
+    "timeout": (TimeoutOpt, None),
     "format": (FormatOpt, "auto"),
     "output": (OutputOpt, None),
     "force": (ForceOpt, False),

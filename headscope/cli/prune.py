@@ -9,6 +9,7 @@ import typer
 
 from headscope import registry
 from headscope.cli import options as opt
+from headscope.cli import processes
 from headscope.cli.curves import as_curve, show_curve
 from headscope.cli.settings import Settings, settings
 from headscope.errors import UsageError
@@ -101,6 +102,7 @@ def prune(
 ) -> None:
     """Remove heads of MODEL and write a smaller checkpoint, proved to compute what the masked model computes."""
     given = settings(locals() | shared)
+    processes.refuse_ranks(given, "prune")
     _consider(given)
     if curve is not None:
         given = as_curve(given)

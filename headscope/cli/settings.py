@@ -11,6 +11,7 @@ from headscope import registry
 from headscope.cli import options as opt
 from headscope.cli.talk import Talk
 from headscope.errors import UsageError, nearest
+from headscope.launching import Standing, standing
 from headscope.reports import FORMATS, check_report, choose_format, emit
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ class Settings:
     steps: int | None
     top: int | None
     shown: list[str] | None
+    processes: int
+    timeout: float | None
+    standing: Standing
     raw: dict[str, Any]
 
     @property
@@ -53,9 +57,16 @@ class Settings:
         return choose_format(self.raw["format"], self.raw["output"], sys.stdout.isatty())
 
     @property
+    def first(self) -> bool:
+        """Whether this process reports: the only one, or rank 0 of several."""
+        return self.standing.rank == 0
+
+    @property
     def talk(self) -> Talk:
-        """How much to say on stderr."""
-        return Talk(quiet=self.raw["quiet"], verbose=self.raw["verbose"], bars=not self.raw["no_progress"])
+        """How much to say on stderr; rank 0 speaks for all."""
+        return Talk(
+            quiet=self.raw["quiet"] or not self.first, verbose=self.raw["verbose"], bars=not self.raw["no_progress"]
+        )
 
     def require_columns(self, names: Sequence[str]) -> None:
         """Refuse to show or sort by columns that the report will not have: a run may take hours.
@@ -70,15 +81,16 @@ class Settings:
 
     def load_options(self) -> LoadOptions:
         """How to load the model."""
+        from headscope.devices import device_of_rank
         from headscope.models import LoadOptions
 
-        raw = self.raw
+        raw, place = self.raw, self.standing
         return LoadOptions(
             revision=self.revision,
             trust_remote_code=raw["trust_remote_code"],
             allow_pickle=raw["allow_pickle"],
             task=raw["task"],
-            device=raw["device"],
+            device=raw["device"] if place.world == 1 else device_of_rank(raw["device"], place.local_rank),
             dtype=raw["dtype"],
             attention=raw["attn_implementation"],
         )
@@ -139,6 +151,8 @@ class Settings:
 
         `on_screen` names a column of heads that is also shown as a map under a table in the terminal.
         """
+        if not self.first:
+            return
         raw = self.raw
         picture = None if self.dry_run else picture
         shaped = table if self.dry_run else self.shaped(table)
@@ -172,6 +186,7 @@ def settings(raw: dict[str, Any]) -> Settings:
         opt.one_of("--attn-implementation", raw["attn_implementation"], _ATTENTION)
     opt.one_of("--format", raw["format"], ("auto", *FORMATS))
     opt.one_of("--on-long", raw["on_long"], opt.ON_LONG)
+    opt.one_of("--resume", raw["resume"], opt.RESUME)
     tasks = ["auto", *registry.names("tasks")]
     if raw["task"] not in tasks:
         raise UsageError(f"--task {raw['task']}: no such task", hint=nearest(raw["task"], tasks))
@@ -195,8 +210,18 @@ def settings(raw: dict[str, Any]) -> Settings:
         steps=opt.positive("--steps", raw.get("steps")),
         top=opt.positive("--top", raw["top"]),
         shown=opt.listed(raw["columns"]),
+        processes=opt.positive("--processes", raw["processes"]) or 1,
+        timeout=_seconds(raw["timeout"]),
+        standing=standing(),
         raw=raw,
     )
+
+
+def _seconds(value: str | None) -> float | None:
+    found = opt.real("--timeout", value)
+    if found is not None and found <= 0:
+        raise UsageError(f"--timeout {value}: expected a positive number")
+    return found
 
 
 def _data_only(raw: dict[str, Any], columns: dict[str, str]) -> None:

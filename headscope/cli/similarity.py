@@ -10,6 +10,7 @@ import typer
 
 from headscope import registry
 from headscope.cli import options as opt
+from headscope.cli import processes
 from headscope.cli.settings import Settings, settings
 from headscope.errors import UsageError, nearest
 
@@ -60,6 +61,11 @@ def similarity(
     opt.one_of("--pairs", pairs, PAIRS)
     count = opt.positive("--clusters", clusters, word="auto")
     _consider(given)
+    if data is None:
+        processes.refuse(given, "a comparison of weights")
+    if not given.first and (data is None or given.dry_run):
+        return
+    processes.consider(given)
     given.check_outputs()
     question = _question(given)
     models = [model] if other is None else [model, other]
@@ -73,10 +79,14 @@ def similarity(
     from headscope import similarity_report as reports
     from headscope.likeness import compare_heads, open_party
 
+    processes.fan_out(given)
     talk = given.talk
-    party = open_party(models, data, given.study_options())
-    with talk.progress() as progress:
-        found = compare_heads(party, question, progress)
+    with processes.sharing(given) as share:
+        party = open_party(models, data, given.study_options())
+        for study in party.studies:
+            study.share = share
+        with talk.progress() as progress:
+            found = compare_heads(party, question, progress)
     talk.summary(reports.summary(found))
     if matrix is not None:
         table = reports.matrix_table(found)

@@ -16,6 +16,7 @@ from torch import Tensor
 from headscope.columns import Column
 from headscope.pairs import HeadSpace
 from headscope.shapes import Float, Int
+from headscope.states import State
 
 
 class Evidence(StrEnum):
@@ -76,6 +77,19 @@ class PairSum(Protocol):
         """Add what a part of a batch shows: `Shares` or `Outputs`, by what the measure looks at."""
         ...
 
+    def state(self) -> State:
+        """The sums so far; nothing is added after this."""
+        ...
+
+    def absorb(self, state: State) -> None:
+        """Add the sums of other parts of the data; afterwards they count as if they had been added here."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes that the state takes, at most."""
+        ...
+
     def finish(self) -> PairValues:
         """The values of all pairs."""
         ...
@@ -90,3 +104,5 @@ class Measure:
     evidence: Evidence
     begin: Callable[[HeadSpace], PairSum]
     least: float = 0.0
+    pairs: str = ""
+    """Says which pairs are measured, where it is not every one: the sums of other pairs are no use to these."""

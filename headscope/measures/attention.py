@@ -17,6 +17,7 @@ from headscope.columns import Column
 from headscope.measures import Evidence, Measure, PairValues, Shares
 from headscope.pairs import HeadSpace, PairMeans, Pairs
 from headscope.shapes import Float
+from headscope.states import State
 
 CELLS = 4096
 """Cells of a head that are compared at once: the heads' logarithms stay in the processor's cache."""
@@ -41,6 +42,19 @@ class Divergence:
         for cells in part.cells.split(CELLS, dim=1):
             total += divergences(cells.contiguous(), wanted)
         self._means.add(part.heads, total, part.texts)
+
+    def state(self) -> State:
+        """The sums so far."""
+        return self._means.state()
+
+    def absorb(self, state: State) -> None:
+        """Add the sums of other parts."""
+        self._means.absorb(state)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the state."""
+        return self._means.size
 
     def finish(self) -> PairValues:
         """`1 − √(mean JS / ln 2)` of every pair, NaN for pairs that were not wanted."""

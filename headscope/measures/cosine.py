@@ -13,6 +13,7 @@ from headscope.columns import Column
 from headscope.losses import wide
 from headscope.measures import Evidence, Measure, Outputs, PairValues
 from headscope.pairs import HeadSpace, double
+from headscope.states import State
 
 BLOCK_VALUES = 2**22
 """Values of written vectors that are held at once: 16 MiB in float32."""
@@ -57,6 +58,20 @@ class MeanCosine:
         writes = (lengths > 0).to(lengths.dtype)
         self._sums[places[:, None], places] += double(directions @ directions.T).cpu()
         self._tokens[places[:, None], places] += double(writes @ writes.T).cpu()
+
+    def state(self) -> State:
+        """The sums so far."""
+        return {"sums": self._sums, "tokens": self._tokens}
+
+    def absorb(self, state: State) -> None:
+        """Add the sums of other tokens."""
+        self._sums += state["sums"]
+        self._tokens += state["tokens"]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the state."""
+        return self._sums.nbytes + self._tokens.nbytes
 
     def finish(self) -> PairValues:
         """The mean cosine of every pair; NaN where no token counts."""

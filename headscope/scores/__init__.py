@@ -36,6 +36,8 @@ class Need(StrEnum):
 
 LABELS = frozenset({Need.GRADIENT, Need.ALONE, Need.ABLATED})
 """What cannot be seen without labels."""
+GATED = frozenset({Need.ALONE, Need.ABLATED})
+"""What needs passes of its own, with gated heads."""
 
 
 @dataclass(frozen=True)

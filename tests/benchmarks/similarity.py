@@ -37,6 +37,7 @@ from headscope.measures.attention import Divergence, candidates
 from headscope.pair_sums import PairSums, load_measures
 from headscope.pairing import Party, run
 from headscope.pairs import HeadSpace
+from headscope.states import State
 from headscope.study import StudyOptions, batches
 from headscope.texts import Texts
 
@@ -56,6 +57,21 @@ class Timed:
         self.inner.add(part)
         self.seconds += time.process_time() - start
 
+    def state(self) -> State:
+        """The sums of the measure itself."""
+        return self.inner.state()
+
+    def absorb(self, state: State) -> None:
+        """Add sums on the clock."""
+        start = time.process_time()
+        self.inner.absorb(state)
+        self.seconds += time.process_time() - start
+
+    @property
+    def size(self) -> int:
+        """That of the measure itself."""
+        return self.inner.size
+
     def finish(self) -> PairValues:
         """Finish on the clock."""
         start = time.process_time()
@@ -74,6 +90,18 @@ class Kept:
         """Keep a part."""
         self.parts.append(part)
 
+    def state(self) -> State:
+        """Nothing: every unit of the data is shown to this one."""
+        return {}
+
+    def absorb(self, state: State) -> None:
+        """Nothing to add."""
+
+    @property
+    def size(self) -> int:
+        """Nothing is passed on."""
+        return 0
+
     def finish(self) -> PairValues:
         """Nothing to say."""
         return PairValues(torch.zeros(0, 0))
@@ -89,13 +117,13 @@ def timed(heads: Party, measure: Measure) -> tuple[float, Tensor]:
     clock: list[Timed] = []
 
     def begin(space: HeadSpace) -> PairSum:
-        clock.append(Timed(measure.begin(space)))
-        return clock[0]
+        clock.append(Timed(measure.begin(space)))  # one for all, and one for each unit of the data
+        return clock[-1]
 
     sums = PairSums(heads.space, {measure.title: replace(measure, begin=begin)})
     run(heads, sums)
     values = sums.finish()[measure.title].values
-    return clock[0].seconds, values
+    return sum(one.seconds for one in clock), values
 
 
 def stored(heads: Party, evidence: Evidence) -> list[Any]:

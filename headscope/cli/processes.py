@@ -1,0 +1,111 @@
+"""Many processes and finished work: what options and environment ask for, and the share of a run that follows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import typer
+
+from headscope import launching
+from headscope.cli.settings import Settings
+from headscope.errors import UsageError
+from headscope.places import require_folder
+
+if TYPE_CHECKING:
+    from headscope.shares import Share
+
+_OPTIONS = ("processes", "work", "timeout")
+
+
+def refuse(given: Settings, what: str) -> None:
+    """Refuse several processes and kept work for what makes no pass that could be shared out.
+
+    Raises:
+        UsageError: they are asked for.
+    """
+    asked = [f"--{name}" for name in _OPTIONS if given.raw[name] is not None]
+    if asked:
+        raise UsageError(
+            f"{what} is not shared out: it runs in one process and keeps no units", hint=f"leave out {asked[0]}"
+        )
+
+
+def refuse_ranks(given: Settings, command: str) -> None:
+    """Refuse to do one thing several times at once under a launcher.
+
+    Raises:
+        UsageError: there are several processes, or kept work is asked for.
+    """
+    refuse(given, command)
+    if given.standing.world > 1:
+        raise UsageError(
+            f"{command} is not shared out, and WORLD_SIZE promises {given.standing.world} processes",
+            hint="start it without torchrun or accelerate",
+        )
+
+
+def consider(given: Settings) -> None:
+    """Refuse what cannot be meant, before anything slow.
+
+    Raises:
+        UsageError: an option goes with others that are not there, or contradicts the launcher.
+        OutputError: the folder of finished work cannot be used.
+    """
+    raw, world = given.raw, given.standing.world
+    if world > 1 and raw["processes"] is not None and given.processes != world:
+        raise UsageError(f"--processes {given.processes}, but WORLD_SIZE promises {world}", hint="leave it out")
+    if raw["timeout"] is not None and max(world, given.processes) == 1:
+        raise UsageError("--timeout is about several processes", hint="--processes N starts them")
+    if raw["resume"] == "never" and raw["work"] is None:
+        raise UsageError("--resume is about finished work, and none is kept", hint="--work DIR keeps it")
+    if max(world, given.processes) > 1 and given.data == "-":
+        raise UsageError("--data - can be read by one process only", hint="give a file")
+    if raw["work"] is not None:
+        require_folder(raw["work"])
+
+
+def fan_out(given: Settings) -> None:
+    """With --processes, start them and leave with their exit code when they are done; else go on.
+
+    Raises:
+        RankError: one was killed.
+    """
+    if given.standing.world > 1 or given.processes == 1:
+        return
+    ranks = launching.start(launching.this_command(), given.processes)
+    raise typer.Exit(launching.watch(ranks, hint=_hint(given)))
+
+
+@contextlib.contextmanager
+def sharing(given: Settings) -> Iterator[Share]:
+    """The share of this process in a pass over the data, for as long as the block runs.
+
+    Raises:
+        RankError: another process does not come, ends or stands still.
+    """
+    from headscope.shares import Share
+
+    if given.data is None:
+        yield Share()
+        return
+    from headscope.ranks import TIMEOUT, Ranks
+    from headscope.work import WorkFolder
+
+    raw = given.raw
+    work = None if raw["work"] is None else WorkFolder(raw["work"], anew=raw["resume"] == "never")
+    if given.standing.world == 1:
+        yield Share(work=work)
+        return
+    with Ranks(given.standing, timeout=given.timeout or TIMEOUT, hint=_hint(given)) as ranks:
+        yield Share(ranks, work)
+
+
+def _hint(given: Settings) -> str:
+    """How a run that was broken off goes on."""
+    work = given.raw["work"]
+    if work is None:
+        return "with --work DIR finished units are kept, and the same command goes on from there"
+    again = "the same command" + (" without --resume never" if given.raw["resume"] == "never" else "")
+    return f"{again} goes on from the finished units in {work}"

@@ -1,0 +1,169 @@
+"""The command in several processes: what is refused, how they are started and watched, and that they say one thing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from checkpoints import Ran, command, refused
+from conftest import SAMPLES
+from task_cases import CASES, open_case
+
+from headscope import launching
+from headscope.cli.talk import Lines, Pace
+from headscope.errors import RankError, UsageError
+from headscope.launching import Standing, standing
+
+VIT = SAMPLES / "vit-digits"
+DATA = ("--data", VIT / "test.csv")
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+    return command(monkeypatch, capsysbinary)
+
+
+def test_where_a_process_stands_is_read_from_the_environment() -> None:
+    place = {"MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    assert standing({}) == Standing(0, 1, 0)
+    assert standing({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"} | place) == Standing(3, 4, 1)
+    for wrong in ({"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "2"} | place, {"WORLD_SIZE": "two", "RANK": "0"}):
+        with pytest.raises(UsageError):
+            standing(wrong)
+
+
+def test_what_cannot_be_shared_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = tmp_path / "work"
+    assert refused(run("prune", VIT, "--ratio", "0.3", "--processes", "2", "--dry-run"), 2, "prune is not shared out")
+    assert refused(run("evaluate", VIT, *DATA, "--work", work), 2, "evaluate is not shared out", "leave out --work")
+    assert refused(run("inspect", VIT, "--processes", "2"), 2, "without a pass over --data")
+    assert refused(run("inspect", VIT, *DATA, "--check", "--work", work), 2, "without a pass over --data")
+    assert refused(run("similarity", VIT, "--processes", "2"), 2, "a comparison of weights")
+    assert refused(run("inspect", VIT, *DATA, "--timeout", "9"), 2, "--timeout is about several processes")
+    assert refused(run("inspect", VIT, *DATA, "--resume", "never"), 2, "--work DIR keeps it")
+    assert refused(run("inspect", VIT, *DATA, "--resume", "always"), 2, "no such choice")
+    assert refused(run("inspect", VIT, "--data", "-", "--processes", "2"), 2, "by one process only")
+    assert refused(run("inspect", VIT, *DATA, "--processes", "0"), 2, "--processes 0")
+    assert refused(run("inspect", VIT, *DATA, "--processes", "2", "--timeout", "0"), 2, "--timeout 0")
+    assert refused(run("inspect", VIT, *DATA, "--work", VIT / "config.json"), 2, "is a file, not a folder")
+    assert refused(run("inspect", VIT, *DATA, "--work", tmp_path / "a" / "b"), 1, "does not exist")
+    for name, value in {"WORLD_SIZE": "3", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert refused(run("inspect", VIT, *DATA, "--processes", "2"), 2, "WORLD_SIZE promises 3")
+    assert refused(run("prune", VIT, "--ratio", "0.3", "--dry-run"), 2, "promises 3 processes")
+    monkeypatch.setenv("RANK", "1")
+    for words in (["prune", VIT, "--ratio", "0.3", "--dry-run"], ["inspect", VIT, "--by", "model"]):
+        ran = run(*words)
+        assert (ran.out, ran.err) == ("", ""), "rank 0 speaks for all"
+
+
+def _children(*programs: str) -> list[subprocess.Popen[bytes]]:
+    return [subprocess.Popen([sys.executable, "-S", "-c", program]) for program in programs]
+
+
+SLEEP = "import time; time.sleep(60)"
+
+
+def test_ranks_that_end_well_end_the_run() -> None:
+    assert launching.watch(_children("", "import time; time.sleep(0.2)"), hint="") == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_b110_a_killed_rank_ends_the_others_and_is_named(rank: int) -> None:
+    kill = "import os; os.kill(os.getpid(), 9)"
+    children = _children(*(kill if number == rank else SLEEP for number in range(3)))
+    begin = time.monotonic()
+    with pytest.raises(RankError, match=f"rank {rank} was killed by SIGKILL") as caught:
+        launching.watch(children, hint="again")
+    assert time.monotonic() - begin < 20 and caught.value.hint == "again"
+    assert all(child.returncode is not None for child in children)
+
+
+def test_rank_0_tells_the_errors_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = "import sys, time; time.sleep(0.3); sys.exit(3)"
+    assert launching.watch(_children(wait, "import sys; sys.exit(1)"), hint="") == 3
+    monkeypatch.setattr(launching, "OTHERS", 1.0)
+    with pytest.raises(RankError, match="rank 1 failed with exit code 1"):
+        launching.watch(_children(SLEEP, "import sys; sys.exit(1)"), hint="")
+
+
+def test_a_line_a_minute_tells_rate_and_time_left() -> None:
+    now, said = [0.0], list[str]()
+    lines = Lines(said.append, lambda: now[0])
+    for done in range(10, 400, 10):
+        now[0] += 4.0
+        lines(done, 400)
+    assert said[0] == "150 of 400 examples, 2.5 a second, 1:40 left" and len(said) == 2
+    pace = Pace(lambda: now[0])
+    assert pace.of(5) is None
+    now[0] += 2
+    assert pace.of(9) == 2.0
+    assert pace.of(3) is None, "another pass"
+
+
+def _rows(folder: Path) -> tuple[str, ...]:
+    case = CASES["single"]
+    open_case(replace(case, rows=case.rows * 3), folder)
+    return (str(folder / "model"), "--data", str(folder / "rows.jsonl"), "--batch-size", "1", "--dtype", "float32")
+
+
+def _begin(*words: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    settings = os.environ | {"OMP_NUM_THREADS": "1"}
+    start = [sys.executable, "-m", *(launcher or ("headscope",)), *words]
+    return subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=settings)
+
+
+def test_two_processes_write_the_bytes_of_one(run: Run, tmp_path: Path) -> None:
+    words = ("inspect", *_rows(tmp_path), "--measures", "importance,attention")
+    process = _begin(*words, "--processes", "2", "--work", str(tmp_path / "work"))
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    assert err.count("21 examples") == 1, "rank 0 alone speaks"
+    assert out == run(*words).out
+    assert len(list((tmp_path / "work").iterdir())) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command_of", ["inspect", "similarity"])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ("torch.distributed.run", "--nproc-per-node", "2", "-m", "headscope"),
+        ("accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "-m", "headscope"),
+    ],
+    ids=["torchrun", "accelerate"],
+)
+def test_launchers_give_the_bytes_of_one_process(
+    run: Run, tmp_path: Path, launcher: tuple[str, ...], command_of: str
+) -> None:
+    words = (command_of, *_rows(tmp_path))
+    process = _begin(*words, launcher=launcher)
+    out, err = process.communicate(timeout=400)
+    assert process.returncode == 0, err
+    assert out == run(*words).out
+
+
+@pytest.mark.slow
+def test_b110_the_command_says_which_rank_was_killed_and_goes_on(run: Run, tmp_path: Path) -> None:
+    words = ("inspect", *_rows(tmp_path), "--measures", "importance,attention")
+    kept, target = tmp_path / "work", tmp_path / "out.csv"
+    process = _begin(*words, "--processes", "2", "--work", str(kept), "-o", str(target))
+    until = time.monotonic() + 200
+    while time.monotonic() < until and len(list(kept.glob("*.safetensors"))) < 2:
+        time.sleep(0.001)
+    ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(ranks[1]), signal.SIGKILL)
+    begin = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and time.monotonic() - begin < 30
+    assert "error: rank 1 was killed by SIGKILL\nhint: the same command goes on" in err
+    assert not target.exists()
+    assert run(*words, "--work", kept).out == run(*words).out
