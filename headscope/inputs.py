@@ -68,8 +68,8 @@ def _streams(asked: Asked, *, decoder: bool) -> tuple[int, ...]:
     config = asked.config
     if not decoder and hasattr(config, "codebook_vocab_size") and hasattr(config, "audio_bos_token_id"):
         return (config.num_codebooks + 1,)
-    part: Any = getattr(config, "decoder_config", None)
-    return (part.num_channels,) if decoder and hasattr(part, "num_channels") else ()
+    channels = getattr(getattr(config, "decoder_config", None), "num_channels", None)
+    return (channels,) if decoder and channels else ()
 
 
 def placed(inputs: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:

@@ -14,8 +14,8 @@ def made(asked: Asked) -> dict[str, Any]:
     if not asked.takes("past_values"):
         return {}
     config = asked.config
-    lags: list[int] = getattr(config, "lags_sequence", None) or []
-    length = int(size(config, ("context_length",), 32)) + max([0, *lags])
+    lags: list[int] = getattr(config, "lags_sequence", None) or [0]
+    length = int(size(config, ("context_length",), 32)) + max(lags)
     many = int(size(config, ("num_input_channels", "input_size"), 1))
     wide = (many,) if many > 1 or hasattr(config, "num_input_channels") else ()
     found: dict[str, Any] = {"past_values": asked.draw(BATCH, length, *wide)}

@@ -32,7 +32,7 @@ from .rows import EXACT, NOT_RUN, REFUSED, WRONG, Row
 
 EFFECT = 1e-7
 """Heads whose removal changes less than this, relative to what the model says, prove nothing."""
-STOPS = (*RAISED, NotImplementedError, ArithmeticError, NameError)
+STOPS = (*RAISED, NotImplementedError, ArithmeticError, NameError, MemoryError)
 LONGEST = 160
 
 

@@ -10,7 +10,7 @@ LANGUAGE = (
 )
 """Decoders and encoders of text: separate and fused projections, groups, sinks, gates, latent projections, mixers."""
 SENSES = (
-    *("t5", "bart", "pegasus_x", "longt5", "prophetnet", "whisper", "speech_to_text", "wav2vec2", "wavlm", "hubert"),
+    *("t5", "bart", "pegasus_x", "longt5", "led", "whisper", "speech_to_text", "wav2vec2", "wavlm", "hubert"),
     *("vit", "beit", "dinov2", "swin", "swinv2", "segformer", "mobilevit", "timesformer", "vivit", "detr", "sam"),
     *("clip", "siglip", "blip", "qwen2_5_vl", "llava", "mllama", "paligemma", "idefics3", "perceiver"),
     *("m2m_100", "time_series_transformer", "patchtst", "decision_transformer", "layoutlmv3"),
