@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.reports._cells import safe_json
-from headscope.tables import Table
+from headscope.tables import Table, empty
 
 SCHEMA_VERSION = 1
 
@@ -35,7 +35,19 @@ def origin(table: Table) -> dict[str, Any]:
         "provenance": table.provenance.as_dict() if table.provenance else {},
         "notes": list(table.notes),
         "columns": {column.name: {"unit": column.unit, "meaning": column.meaning} for column in table.columns},
+        "empty": _reasons(table),
     }
+
+
+def _reasons(table: Table) -> dict[str, str]:
+    """Why cells of a column are null, for each column that has such cells."""
+    found: dict[str, str] = {}
+    for name in table.names:
+        cells = {repr(row[name]) for row in table.rows if empty(row[name])}
+        if cells:
+            words = {"None": "not measured, or not defined there", "nan": "not a number"}
+            found[name] = "; ".join(sorted(words.get(cell, "not finite") for cell in cells))
+    return found
 
 
 def document(value: dict[str, Any]) -> bytes:
