@@ -38,6 +38,9 @@ class Pruned:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         restore(self, carried(config))  # type: ignore[arg-type]
 
+    def _initialize_weights(self, module: nn.Module, *custom: bool) -> None:  # own code may skip buffers, this is none
+        super()._initialize_weights(module, *(False for _ in custom))  # type: ignore[misc]
+
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """As transformers does it, with the code that loads it, and under the names that the code's classes expect."""
         config: Any = self.config  # type: ignore[attr-defined]
@@ -79,10 +82,7 @@ def code(auto_map: Mapping[str, str]) -> str:
 
 
 def restore(model: nn.Module, recipe: Mapping[str, Any]) -> None:
-    """Give a model as its configuration describes it the shapes and counts of the recipe, in place.
-
-    Parameters of modules that this class lacks (the head of another task) are passed over.
-    """
+    """Give a model the shapes and counts of the recipe, in place; modules that it lacks (another head) are passed."""
     for path, shape in recipe.get("parameters", {}).items():
         owner, _, name = path.rpartition(".")
         if (module := find(model, owner)) is not None and (old := getattr(module, name, None)) is not None:

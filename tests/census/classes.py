@@ -1,7 +1,7 @@
 """Names of the classes in transformers that are a softmax attention, read off its source; what a model must show.
 
-Left out are linear attention and state spaces, and deformable attention, whose softmax weighs sampled points and
-knows neither queries nor keys.
+Left out are linear attention (MiniMax' lightning, SwiftFormer's additive), hashing in place of a softmax (YOSO), state
+spaces, and deformable attention, whose softmax weighs sampled points and knows neither queries nor keys.
 """
 
 from __future__ import annotations
