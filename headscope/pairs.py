@@ -119,3 +119,22 @@ def normalised(table: Float[Tensor, "head head"]) -> Float[Tensor, "head head"]:
 def double(tensor: Tensor) -> Tensor:
     """The tensor in float64, off devices that have none."""
     return tensor.cpu().double() if tensor.device.type == "mps" else tensor.double()
+
+
+class Averaged:
+    """What keeps nothing of the parts but the means of pairs: its state is theirs."""
+
+    _means: PairMeans
+
+    def state(self) -> State:
+        """The sums so far."""
+        return self._means.state()
+
+    def absorb(self, state: State) -> None:
+        """Add the sums of other parts."""
+        self._means.absorb(state)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the state."""
+        return self._means.size

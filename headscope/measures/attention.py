@@ -15,9 +15,8 @@ from torch import Tensor
 
 from headscope.columns import Column
 from headscope.measures import Evidence, Measure, PairValues, Shares
-from headscope.pairs import HeadSpace, PairMeans, Pairs
+from headscope.pairs import Averaged, HeadSpace, PairMeans, Pairs
 from headscope.shapes import Float
-from headscope.states import State
 
 CELLS = 4096
 """Cells of a head that are compared at once: the heads' logarithms stay in the processor's cache."""
@@ -25,7 +24,7 @@ SLACK = 1e-5
 """Allowance for rounding in bounds: overlaps are products in the rows' own type, float32 or wider."""
 
 
-class Divergence:
+class Divergence(Averaged):
     """Sums of JS for all pairs, or for some."""
 
     def __init__(self, space: HeadSpace, pairs: Pairs | None = None) -> None:
@@ -42,19 +41,6 @@ class Divergence:
         for cells in part.cells.split(CELLS, dim=1):
             total += divergences(cells.contiguous(), wanted)
         self._means.add(part.heads, total, part.texts)
-
-    def state(self) -> State:
-        """The sums so far."""
-        return self._means.state()
-
-    def absorb(self, state: State) -> None:
-        """Add the sums of other parts."""
-        self._means.absorb(state)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the state."""
-        return self._means.size
 
     def finish(self) -> PairValues:
         """`1 − √(mean JS / ln 2)` of every pair, NaN for pairs that were not wanted."""

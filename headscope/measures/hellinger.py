@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from headscope.columns import Column
 from headscope.measures import Evidence, Measure, PairValues, Shares
-from headscope.pairs import HeadSpace, PairMeans
-from headscope.states import State
+from headscope.pairs import Averaged, HeadSpace, PairMeans
 
 
-class Overlap:
+class Overlap(Averaged):
     """Sums of √(A_a A_b) for all pairs."""
 
     def __init__(self, space: HeadSpace) -> None:
@@ -22,19 +21,6 @@ class Overlap:
         """Add the rows of a part."""
         roots = part.cells.sqrt()
         self._means.add(part.heads, roots @ roots.T, part.texts)
-
-    def state(self) -> State:
-        """The sums so far."""
-        return self._means.state()
-
-    def absorb(self, state: State) -> None:
-        """Add the sums of other parts."""
-        self._means.absorb(state)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the state."""
-        return self._means.size
 
     def finish(self) -> PairValues:
         """The mean overlap of every pair."""
