@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
+from headscope.interrupt import raise_interrupts
+
 RAISED = (
     *(OSError, ValueError, RuntimeError, KeyError, IndexError, ImportError, TypeError, AttributeError, AssertionError),
     *(SafetensorError, pickle.UnpicklingError, EOFError, StrictDataclassError),
@@ -32,6 +34,7 @@ def hushed() -> Iterator[None]:
     """Compiled libraries print nowhere in this block: what they say, past Python, is text of a file as it stands there,
     and standard output is for data.
     """
+    raise_interrupts()
     with contextlib.ExitStack() as stack:
         for descriptor in (1, 2):
             with contextlib.suppress(OSError):  # it is closed

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headscope.errors import DataError, HeadscopeError, UsageError, nearest
 from headscope.formats import Example, Parsed
+from headscope.interrupt import raise_interrupts
 from headscope.unpack import printable
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def hub_rows(data: str, *, config: str | None, split: str | None, hint: str | No
     try:
         builder = _builder(data, config)
         _require_split(builder, data, split)
+        raise_interrupts()
         builder.download_and_prepare()
         _require_split(builder, data, split)
         chosen, notes = (split, []) if split is not None else _choice(builder)

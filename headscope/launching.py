@@ -16,9 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headscope.errors import RankError, UsageError
+from headscope.interrupt import SUPERVISOR, raise_interrupts
 
-SUPERVISOR = "HEADSCOPE_SUPERVISOR"
-"""The process that started this one and tells the user where one of its kind is killed."""
 LOOK = 0.1
 """Seconds between two looks at the processes."""
 OTHERS = 10.0
@@ -59,6 +58,7 @@ def start(command: Sequence[str], count: int) -> list[subprocess.Popen[bytes]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    raise_interrupts()
     threads = max(1, len(os.sched_getaffinity(0)) // count if hasattr(os, "sched_getaffinity") else 1)
     shared = {"OMP_NUM_THREADS": str(threads)} | dict(os.environ)
     shared |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), SUPERVISOR: str(os.getpid())}

@@ -17,6 +17,7 @@ import shutil
 from pathlib import Path
 
 from headscope.errors import OutputError
+from headscope.interrupt import raise_interrupts
 
 _OLD = ".old"
 
@@ -37,6 +38,7 @@ def make(temporary: Path) -> int:
     Raises:
         BlockingIOError: a run that has just begun took it for a leftover.
     """
+    raise_interrupts()
     os.mkdir(temporary)
     descriptor = os.open(temporary, os.O_RDONLY)
     try:

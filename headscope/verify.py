@@ -28,6 +28,7 @@ from headscope.errors import ProofFailed
 from headscope.headers import read_headers
 from headscope.heads import Site
 from headscope.inputs import placed, probe_inputs
+from headscope.interrupt import raise_interrupts
 from headscope.plan import Plan
 from headscope.reasons import RAISED
 from headscope.surgery import gates
@@ -220,6 +221,7 @@ def reloaded(
         ProofFailed: that process could not load or run it.
     """
     expected = run(reload.own_memory(model), inputs)
+    raise_interrupts()
     with tempfile.TemporaryDirectory(prefix="headscope-") as scratch:
         found = _in_new_process(folder, auto_class, model, inputs, code=code, pad=pad, scratch=Path(scratch))
         hashes = json.loads((Path(scratch) / reload.HASHES).read_text())

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from headscope.errors import WorkError
 from headscope.fingerprints import Fingerprint, difference
 from headscope.folder_writing import told
+from headscope.interrupt import raise_interrupts
 from headscope.places import require_folder
 from headscope.states import State
 
@@ -32,6 +33,7 @@ class WorkFolder:
             OutputError: it cannot be made or written.
         """
         require_folder(folder)
+        raise_interrupts()
         self.folder, self.anew = folder, anew
 
     def prepare(self) -> None:

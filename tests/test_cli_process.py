@@ -179,3 +179,34 @@ def test_a_bug_is_one_line_too() -> None:
         assert ended.returncode == 1
         assert ("Traceback" in ended.stderr) is traceback, ended.stderr
         assert traceback or ended.stderr.startswith("error: headscope failed unexpectedly: ValueError: boom")
+
+
+SIGNALLED = """
+import os, signal, sys, time
+import headscope.reports._cells
+from headscope import cli
+from headscope.interrupt import raise_interrupts
+def run(*words, **options):
+    {body}
+cli.app = run
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("kind", ["INT", "TERM"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import slow",  # it would swallow what is raised in it
+        'raise_interrupts(); exec("os.kill(os.getpid(), signal.SIG{kind})")',  # as a dataclass is made
+        "raise_interrupts(); import slow; time.sleep(1)",
+    ],
+    ids=["import", "exec", "import once there is something to undo"],
+)
+def test_signals_while_libraries_are_imported(kind, body, tmp_path):
+    slow = f"import os, signal, time\ntry:\n    os.kill(os.getpid(), signal.SIG{kind})\n    time.sleep(0.2)"
+    (tmp_path / "slow.py").write_text(f"{slow}\nexcept BaseException:\n    pass\n")
+    program = SIGNALLED.format(body=body.format(kind=kind))
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, cwd=tmp_path)
+    code, word = (130, "interrupted") if kind == "INT" else (143, "terminated")
+    assert (process.returncode, process.stdout, process.stderr) == (code, b"", f"error: {word}\n".encode())

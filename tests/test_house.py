@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "headscope"
 FLOORS = [
-    "portable reload least_squares downdates interrupt foreign left made_up made_up/*",
+    "interrupt",
+    "portable reload least_squares downdates foreign left made_up made_up/*",
     "errors columns shapes states heads provenance losses examples rows inputs positions ownership taps alignment",
     "metrics places registry devices upload tables cost naming jsonfiles unpack geometry moving stacks capture "
     "vocabulary tiles memory sampling subsets curve_columns outcomes launching",

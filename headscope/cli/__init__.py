@@ -9,17 +9,15 @@ import contextlib
 import errno
 import io
 import os
-import signal
 import sys
 import warnings
-from types import FrameType, TracebackType
+from types import TracebackType
 
 import typer
 
-from headscope import launching
 from headscope.cli import env, evaluate, explain, inspect, prune, similarity
 from headscope.errors import HeadscopeError, nearest
-from headscope.interrupt import answer_at_once, raise_interrupts
+from headscope.interrupt import SUPERVISOR, Terminated, answer_at_once
 
 app = typer.Typer(
     name="headscope",
@@ -43,10 +41,6 @@ _LONGEST_HINT = 4000
 """Characters: a hint may list all columns, or hold a path to be copied."""
 
 
-class Terminated(BaseException):
-    """SIGTERM arrived: leave through the `with` blocks, so that nothing is left half-written."""
-
-
 @app.callback(invoke_without_command=True)
 def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if version:
@@ -58,6 +52,7 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 def main() -> None:
     """Run the command line and exit with its code: 0, 1, 2, 3, 130 or 143; 141 where the reader of stdout has gone."""
+    answer_at_once()
     _prepare()
     try:
         code = _run()
@@ -70,7 +65,6 @@ def main() -> None:
 
 def _run() -> int:
     try:
-        raise_interrupts()
         code = int(app(standalone_mode=False) or 0)
         if code == 130:  # what Typer makes of Ctrl-C, in silence
             raise KeyboardInterrupt
@@ -129,7 +123,7 @@ def _misuse(error: Exception) -> int:
 
 def _supervised() -> bool:
     """Whether the process that started this one says how the run ended."""
-    return launching.SUPERVISOR in os.environ
+    return SUPERVISOR in os.environ
 
 
 def _fail(message: str, hint: str | None, code: int, *, lost: int | None = None) -> int:
@@ -147,8 +141,7 @@ def _fail(message: str, hint: str | None, code: int, *, lost: int | None = None)
 
 
 def _prepare() -> None:
-    """Quiet libraries, SIGTERM as an exception, one line instead of a traceback for bugs, UTF-8 whatever the locale."""
-    signal.signal(signal.SIGTERM, _terminate)
+    """Quiet libraries, one line instead of a traceback for bugs, UTF-8 whatever the locale."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -158,10 +151,6 @@ def _prepare() -> None:
     if os.environ.get("HEADSCOPE_DEBUG") != "1":
         warnings.simplefilter("ignore")
         sys.excepthook = _bug
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
 
 
 def _bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headscope.interrupt import raise_interrupts
+
 if TYPE_CHECKING:
     from headscope.tables import Table
 
@@ -74,6 +76,7 @@ class Talk:
         rate = TextColumn("{task.fields[rate]}")
         columns = (TextColumn("examples"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
         pace = Pace()
+        raise_interrupts()  # the cursor is hidden while the bar is drawn
         with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
             bar = bars.add_task("examples", total=None, rate="")
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from headscope.errors import OutputError, UsageError
+from headscope.interrupt import raise_interrupts
 from headscope.places import require_parent
 
 
@@ -48,6 +49,7 @@ def write_files(files: Mapping[Path, bytes], force: bool = False) -> None:
     """
     for output in files:
         check_output(output, force)
+    raise_interrupts()
     staged: dict[Path, Path] = {}
     output = next(iter(files))
     try:
