@@ -190,3 +190,16 @@ def test_the_picture_stands_in_the_page():
     page = hostile_page("plain")
     assert page.count("<svg") == page.count("</svg>") == 1
     assert "://" not in page.replace("http://example.org/x.png", "")
+
+
+@pytest.mark.parametrize(
+    "origin, said",
+    [
+        (Provenance("m"), "m"),
+        (Provenance("m", examples=1), "m on one example"),  # of --text
+        (Provenance("m", examples=2000, data="d.csv"), "m on 2,000 examples of d.csv"),
+    ],
+)
+def test_the_page_says_what_was_measured_on_what(origin, said):
+    table = Table("map", (Column("attention", "share", "how much"),), ({"attention": 1.0},), "", origin)
+    assert f">{said}<" in html_format.render(table).decode()

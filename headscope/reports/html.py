@@ -67,7 +67,10 @@ def _about(table: Table) -> str:
     origin = table.provenance
     if origin is None:
         return ""
-    return origin.model + (f" on {origin.examples:,} examples of {origin.data}" if origin.examples else "")
+    if not origin.examples:
+        return origin.model
+    count = "one example" if origin.examples == 1 else f"{origin.examples:,} examples"
+    return f"{origin.model} on {count}" + (f" of {origin.data}" if origin.data else "")
 
 
 def _example(columns: list[dict[str, str]]) -> str:
