@@ -30,7 +30,7 @@ FLOORS = [
     "shares",
     "study reports/* choice surgery",
     "inspection row_sums maps relations evaluation timing comparison_columns bootstrap alike native verify pairing",
-    "output_moments merging forms",
+    "output_moments merging forms noisy",
     "reconstruct emphasis",
     "original",
     "side_by_side",
