@@ -172,7 +172,8 @@ class Layout:
             values = values.movedim(site.batch_axis, 0)
         values = values.reshape(batch, -1, values.shape[-1])
         if self._order is not None:
-            values = values[..., self._order.to(raw.device)]
+            self._order = self._order.to(raw.device)  # once: a GPU would be waited for
+            values = values[..., self._order]
         return values.reshape(*values.shape[:2], site.n_heads, -1)
 
     def spread(self, per_head: Tensor, raw: Tensor) -> Tensor:
@@ -187,7 +188,8 @@ class Layout:
         else:
             axis = site.channel_axis % raw.dim()
             ungated = torch.ones_like(per_head[..., :1])
-            values = torch.cat([per_head, ungated], dim=-1)[..., self._owner.to(raw.device)]
+            self._owner = self._owner.to(raw.device)
+            values = torch.cat([per_head, ungated], dim=-1)[..., self._owner]
         shape = [1] * raw.dim()
         shape[axis] = values.shape[-1]
         if values.dim() == 1:
