@@ -37,12 +37,13 @@ class MeanCosine:
         for width, shown in widths.items():
             places = self._space.places_of(tuple(site for site, _ in shown))
             size = max(1, BLOCK_VALUES // (len(places) * width))
-            tables = [
-                _cosines(torch.cat([self._written(site, wide(outputs[first : first + size])) for site, outputs in shown]))
-                for first in range(0, len(part.numbers), size)
-            ]
-            for sums, table in zip((self._sums, self._tokens), map(torch.stack, zip(*tables, strict=True)), strict=True):
-                sums[places[:, None], places] += table.sum(dim=0).cpu()
+            found: tuple[Tensor, ...] = ()
+            for first in range(0, len(part.numbers), size):
+                written = [self._written(site, wide(outputs[first : first + size])) for site, outputs in shown]
+                more = _cosines(torch.cat(written))
+                found = tuple(map(torch.add, found, more)) if found else more
+            for sums, table in zip((self._sums, self._tokens), found, strict=bool(found)):
+                sums[places[:, None], places] += table.cpu()
 
     def _matrix(self, site: int) -> Tensor | None:
         if site not in self._matrices:

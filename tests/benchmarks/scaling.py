@@ -155,7 +155,7 @@ def main() -> None:
         costs = dict(zip(ordered, pool.map(measured, ordered, chunksize=1), strict=True))
     base = Size()
     print(
-        f"{base.examples} examples of {base.tokens} tokens, {base.layers} layers of {base.heads} heads, but for the axis"
+        f"{base.examples} examples of {base.tokens} tokens, {base.layers} layers of {base.heads} heads, where not said"
     )
     print(f"one thread of {torch.__version__}; {time.monotonic() - begin:.0f} s in all\n")
     for axis, sizes in axes.items():
