@@ -227,7 +227,7 @@ def _load(
     if options.attention != "auto":
         arguments["attn_implementation"] = options.attention
     if options.tensor_parallel:
-        arguments |= splitting(options.device)
+        arguments |= splitting(config, options.device)
     elif device == "balanced":
         arguments["device_map"] = "auto"
     if location.gguf:

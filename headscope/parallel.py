@@ -96,17 +96,22 @@ def shards_of(model: nn.Module) -> Shards:
     return Shards(meshes[0].get_local_rank(), meshes[0].size(), meshes[0].get_group())
 
 
-def splitting(device: str) -> dict[str, Any]:
+def splitting(config: Any, device: str) -> dict[str, Any]:
     """What `from_pretrained` takes to split a model between all processes.
 
     Raises:
-        UsageError: there is one process only, or a device is named that transformers does not choose itself.
+        UsageError: there is one process only, they cannot have as many heads each, or a device is named, which
+            transformers chooses itself.
     """
     world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
     if world < 2:
         raise UsageError("tensor_parallel needs several processes", hint="torchrun --nproc-per-node N starts them")
     if device != "auto":
         raise UsageError(f"tensor_parallel gives each process a device of its own, and --device {device} names one")
+    sizes = config.get_text_config()
+    heads = [getattr(sizes, name, None) or world for name in ("num_attention_heads", "num_key_value_heads")]
+    if any(isinstance(count, int) and count % world for count in heads):
+        raise UsageError(f"{world} processes cannot share out {heads[0]} heads with {heads[1]} keys and values evenly")
     from transformers.distributed import DistributedConfig
 
     return {"distributed_config": DistributedConfig(tp_size=world)}
