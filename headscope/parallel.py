@@ -135,19 +135,25 @@ def _joined(parts: Sequence[Site], model: nn.Module) -> Site:
             + ", ".join(f"{site.n_heads} with {site.n_kv_heads} keys" for site in parts)
         )
     channels = _numbered([site.channels for site in parts], first.n_heads)
-    slices = tuple(_slice(pieces, first, model) for pieces in zip(*(site.slices for site in parts), strict=True))
+    pieces = [_slice(each, first, model) for each in zip(*(site.slices for site in parts), strict=True)]
+    slices = tuple(piece for piece in pieces if piece is not None)
+    alike = [piece.path for piece, kept in zip(first.slices, pieces, strict=True) if kept is None]
     total = {"n_heads": first.n_heads * len(parts), "n_kv_heads": first.n_kv_heads * len(parts)}
-    return replace(first, **total, channels=channels, slices=slices)
+    return replace(first, **total, channels=channels, slices=slices, shared=(*first.shared, *alike))
 
 
-def _slice(pieces: Sequence[ParameterSlice], site: Site, model: nn.Module) -> ParameterSlice:
-    """One slice of all processes: their parts of a tensor end to end, or what each uses of a tensor that all hold."""
+def _slice(pieces: Sequence[ParameterSlice], site: Site, model: nn.Module) -> ParameterSlice | None:
+    """One slice of all processes: their parts of a tensor end to end, or what each uses of a tensor that all hold; None
+    where several use the same of that.
+    """
     first = pieces[0]
     count = site.n_kv_heads if first.role in (Role.KEY, Role.VALUE) else site.n_heads
     owners = [piece.owner for piece in pieces]
     if len(first.owner) != getattr(model.get_submodule(first.module), first.name).shape[first.axis]:
         return replace(first, owner=_numbered(owners, count))
     numbered = [[head + rank * count if head >= 0 else -1 for head in own] for rank, own in enumerate(owners)]
+    if any(sum(head >= 0 for head in users) > 1 for users in zip(*numbered, strict=True)):
+        return None  # a norm for every head, say, of which a process with one head cannot know
     return replace(first, owner=tuple(map(max, *numbered)))
 
 
