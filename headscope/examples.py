@@ -72,11 +72,10 @@ class Batch:
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
         """The batch on a device; floating inputs in the model's type."""
         inputs = {
-            name: value.to(device, dtype) if value.is_floating_point() else value.to(device)
+            name: sent(value, device, dtype if value.is_floating_point() else value.dtype)
             for name, value in self.inputs.items()
         }
-        targets = self.targets.float() if device.type == "mps" and self.targets.is_floating_point() else self.targets
-        return Batch(inputs, targets.to(device), self.numbers, self.lengths, self.labelled)
+        return Batch(inputs, sent(self.targets, device), self.numbers, self.lengths, self.labelled)
 
 
 @dataclass(frozen=True)
@@ -111,6 +110,16 @@ class Examples:
             else:
                 last.append(example)
         return [collate(group, self.pads) for group in groups]
+
+
+def sent(values: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor of the host on a device: float32 at most where that has no more, and for a GPU from pinned memory, so
+    that the host need not wait for it.
+    """
+    dtype = dtype or (torch.float32 if device.type == "mps" and values.is_floating_point() else values.dtype)
+    if device.type != "cuda" or values.device.type != "cpu":
+        return values.to(device, dtype)
+    return values.to(dtype).pin_memory().to(device, non_blocking=True)
 
 
 HELD_OUT = 4

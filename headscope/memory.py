@@ -14,13 +14,15 @@ from headscope.examples import Batch
 Result = TypeVar("Result")
 
 
-def in_halves(run: Callable[[Batch], Result], batch: Batch, notes: list[str]) -> Iterator[tuple[Batch, Result]]:
-    """Run a batch, in halves where memory runs out, down to single examples; says so once."""
+def in_halves(
+    run: Callable[[Batch], Result], batch: Batch, notes: list[str], *, least: int = 1
+) -> Iterator[tuple[Batch, Result]]:
+    """Run a batch, in halves where memory runs out, down to `least` examples; says so once."""
     try:
         with memory_errors():
             outcome = run(batch)
     except DeviceError:
-        if len(batch) == 1:
+        if len(batch) <= least:
             raise
         note = "memory ran out: batches were halved (results do not depend on the batch size)"
         if note not in notes:
@@ -29,7 +31,7 @@ def in_halves(run: Callable[[Batch], Result], batch: Batch, notes: list[str]) ->
         yield batch, outcome
         return
     for half in batch.halves():
-        yield from in_halves(run, half, notes)
+        yield from in_halves(run, half, notes, least=least)
 
 
 @contextlib.contextmanager

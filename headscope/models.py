@@ -14,11 +14,12 @@ from headscope.errors import DeviceError, ModelError, UsageError, nearest
 from headscope.headers import has_safetensors, read_headers, value_bytes
 from headscope.jsonfiles import quote
 from headscope.location import Location, locate
+from headscope.parallel import splitting
 from headscope.portable import is_portable, pruned_class
 from headscope.positions import most_positions
 from headscope.reasons import PACKED, RAISED, NoBareErrors, configuration_error, first_line, no_bars, quiet, reason
 from headscope.tasks import Task
-from headscope.weights import changed_since_written, check_files, check_keys, non_finite
+from headscope.weights import changed_since_written, check_files, check_keys, dense, non_finite, undo_quantisation
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class LoadOptions:
     attention: str = "auto"
     tolerate_non_finite: bool = False
     """Keep going with weights that are NaN or infinite (structure checks report them)."""
+    tensor_parallel: bool = False
+    """Split the model between the processes that torchrun has started, by transformers' own plan."""
 
 
 @dataclass(frozen=True)
@@ -223,10 +226,12 @@ def _load(
     arguments["trust_remote_code"] = options.trust_remote_code
     if options.attention != "auto":
         arguments["attn_implementation"] = options.attention
-    if device == "balanced":
+    if options.tensor_parallel:
+        arguments |= splitting(config, options.device)
+    elif device == "balanced":
         arguments["device_map"] = "auto"
     if location.gguf:
-        arguments |= {"gguf_file": location.gguf, "quantization_config": _dense()}
+        arguments |= {"gguf_file": location.gguf, "quantization_config": dense()}
     else:
         arguments |= {"config": config, "use_safetensors": has_safetensors(location.folder)}
     loader = getattr(transformers, task.auto_class)
@@ -236,7 +241,7 @@ def _load(
     try:
         with quiet(), no_bars(location):
             model, info = loader.from_pretrained(location.folder, **arguments)
-            if device != "balanced":
+            if device != "balanced" and not options.tensor_parallel:
                 model = model.to(device)
     except torch.OutOfMemoryError as error:
         raise DeviceError(f"{location.name} does not fit on {device}: {first_line(error)}") from None
@@ -244,7 +249,7 @@ def _load(
         hint = PACKED if getattr(config, "quantization_config", None) is not None else None
         raise ModelError(f"{location.name} cannot be loaded as {task.auto_class}: {reason(error)}", hint=hint) from None
     if location.gguf:
-        _undo_quantisation(model)
+        undo_quantisation(model)
     return model, info
 
 
@@ -283,18 +288,3 @@ def _pruned(config: PreTrainedConfig, task: Task) -> Any:
     if not wanted:
         raise ModelError(f"config.json: a {quote(config.model_type)} model does no such task", hint="--task embedding")
     return pruned_class(getattr(transformers, wanted))
-
-
-def _dense() -> Any:
-    """Weights of a GGUF file as ordinary matrices, whatever packages are installed."""
-    from transformers import GgufConfig
-
-    return GgufConfig(dequantize=True)
-
-
-def _undo_quantisation(model: PreTrainedModel) -> None:
-    """Dense weights are no longer quantised: let the model be saved and trained like any other."""
-    model.hf_quantizer = None  # type: ignore[assignment]
-    model.is_quantized = False  # type: ignore[assignment]
-    if hasattr(model.config, "quantization_config"):
-        delattr(model.config, "quantization_config")

@@ -14,7 +14,9 @@ PACKAGE = ROOT / "headscope"
 FLOORS = [
     "interrupt",
     "portable reload least_squares downdates foreign left made_up made_up/*",
-    "errors columns shapes states heads provenance losses examples rows inputs positions ownership taps alignment",
+    "errors columns shapes states heads provenance losses examples rows inputs positions taps alignment",
+    "parallel",
+    "ownership",
     "metrics places registry devices upload tables cost naming jsonfiles unpack geometry moving stacks capture "
     "vocabulary tiles memory sampling subsets curve_columns outcomes launching",
     "tasks families greedy projecting",
