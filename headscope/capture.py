@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from headscope.checkpointed import again
 from headscope.heads import Site, SiteId
 from headscope.parallel import shards_of
 from headscope.shapes import Float
@@ -58,11 +59,14 @@ def watch(model: nn.Module, sites: Sequence[Site], *, gradients: bool = True, pu
     def look(site: Site, raw: Tensor) -> None:
         record = seen.records[site.id]
         values = layouts[site.id].heads(raw.detach(), seen.batch)
-        record.output, record.gate_gradient, record.pull = shards.gathered(values, 2), None, None
+        if not again():
+            record.output, record.gate_gradient, record.pull = shards.gathered(values, 2), None, None
         if not gradients or not torch.is_grad_enabled():
             return
         if not raw.requires_grad:
             raw.requires_grad_(True)
+        if again():
+            return
 
         def back(gradient: Tensor) -> None:
             wide = torch.promote_types(values.dtype, torch.float32)

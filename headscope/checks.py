@@ -18,6 +18,7 @@ from headscope.heads import ParameterSlice, Role, Site
 from headscope.location import Location, locate
 from headscope.matrices import dead_heads, head_weights
 from headscope.models import LoadOptions, blank_model, load
+from headscope.offload import require_in_memory
 from headscope.provenance import Provenance
 from headscope.row_sums import EXAMPLES, row_sums
 from headscope.study import Study, StudyOptions
@@ -69,6 +70,7 @@ def check(
         findings.append(Finding("weights", "", "skip", "the model cannot be loaded before its shapes are mended"))
     else:
         loaded = load(model, replace(options, tolerate_non_finite=True))
+        require_in_memory(loaded.model, "--check")
         findings += _finite(loaded.non_finite)
         _replace_non_finite(loaded.model, loaded.non_finite)
         study = Study(loaded, None, reading or StudyOptions())

@@ -7,6 +7,7 @@ from headscope.criteria import load_criterion
 from headscope.curves import RANDOM, Tracing
 from headscope.estimate import activation_bytes, estimate_table, flops_per_second
 from headscope.matrices import total_parameters
+from headscope.offload import home
 from headscope.pruning import PruneOptions
 from headscope.study import Study, batches
 from headscope.tables import Cell, Table
@@ -30,7 +31,7 @@ def curve_outlay(model: str, data: str | None, options: PruneOptions) -> Table:
     names = dict.fromkeys([tracing.asked, *tracing.columns, *RANDOM])
     judged = 1 + (len(plans) + 1) * len(names) + 2 * repaired
     chosen = _SCORING + repaired * len(study.sites)
-    parameters, device = total_parameters(study.loaded.model), study.loaded.model.device
+    parameters, device = total_parameters(study.loaded.model), home(study.loaded.model)
     work = judged * _tokens(judging) + chosen * _tokens(study)
     widest = max(max(batch.lengths) * len(batch) for batch in [*batches(study), *batches(judging)])
     rows: list[tuple[str, Cell, str]] = [

@@ -17,6 +17,7 @@ from headscope.errors import InvalidPlan, UsageError
 from headscope.heads import HeadId
 from headscope.losses import Distribution
 from headscope.models import load
+from headscope.offload import require_in_memory
 from headscope.plan import Plan, SiteHeads
 from headscope.prepared import Prepared, prepare
 from headscope.provenance import Provenance
@@ -100,6 +101,7 @@ class Tracing:
         if data is None:
             raise UsageError("a curve is judged on data, and there is none", hint="give --data FILE")
         loaded = load(model, options.study.load)
+        require_in_memory(loaded.model, "a curve")
         prepared = prepare(loaded, data, options.study, eval_data=options.eval_data, compensate=options.compensate)
         return cls(prepared, options, progress)
 

@@ -42,13 +42,16 @@ def device_of_rank(name: str, local_rank: int) -> str:
 
 
 def resolve_dtype(name: str, device: torch.device | str = "cpu") -> torch.dtype:
-    """The number format that `name` means; `auto` is float32 on a CPU and bfloat16 on a GPU.
+    """The number format that `name` means; `auto` is float32 on a CPU and bfloat16 on a GPU, `balanced` the first one
+    there is.
 
     Raises:
         UsageError: no such format.
     """
     if name not in DTYPES:
         raise UsageError(f"no dtype {name!r}", hint=nearest(name, DTYPES))
+    if name == "auto" and device == "balanced":
+        device = resolve_device("auto")
     if name == "auto":
         return torch.float32 if str(device) == "cpu" else torch.bfloat16
     return getattr(torch, name)

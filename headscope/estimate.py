@@ -10,6 +10,7 @@ import torch
 from headscope.columns import Column
 from headscope.inspection import notes
 from headscope.matrices import total_parameters
+from headscope.offload import home
 from headscope.scores import Need
 from headscope.study import Scores, Study, StudyOptions, batches, load_scores
 from headscope.tables import Cell, Table
@@ -50,7 +51,7 @@ def estimate(model: str, data: str | None, options: StudyOptions, measures: Sequ
         ("batches", len(cut), "count"),
         ("tokens", tokens, "count"),
         ("passes", passes, "forward passes"),
-        ("seconds", 2.0 * parameters * tokens * passes / flops_per_second(study.loaded.model.device), "s"),
+        ("seconds", 2.0 * parameters * tokens * passes / flops_per_second(home(study.loaded.model)), "s"),
         ("peak_bytes", weights + widest * activation_bytes(study), "bytes"),
     ]
     return estimate_table(rows, study, notes(study, Scores(names, {})))

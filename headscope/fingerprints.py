@@ -12,6 +12,7 @@ import torch
 from headscope.data import DataOptions
 from headscope.examples import Batch
 from headscope.models import LoadedModel
+from headscope.offload import home
 from headscope.provenance import Provenance
 
 Fingerprint = dict[str, str]
@@ -31,7 +32,7 @@ def of_model(loaded: LoadedModel, provenance: Provenance) -> Fingerprint:
         "task": provenance.task,
         "dtype": provenance.dtype,
         "attention": provenance.attention,
-        "device": loaded.model.device.type,
+        "device": home(loaded.model).type,
         "config": _digest(json.dumps(config, sort_keys=True, default=str)),
     }
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from headscope.made_up import images, others, placeholders, series, sounds
 from headscope.made_up._asked import BATCH, TOKENS, Asked
+from headscope.offload import home
 
 TARGET_TOKENS = 5  # differs from TOKENS, so that cross attention shows itself by its shape
 _SPECIAL = ("image", "audio", "video", "vision", "boi", "eoi", "boa", "eoa", "mask", "sep", "cls", "pad", "speech")
@@ -75,8 +76,9 @@ def _streams(asked: Asked, *, decoder: bool) -> tuple[int, ...]:
 def placed(inputs: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
     """Inputs on the model's device; floating ones in the model's own type."""
     found: dict[str, Any] = {}
+    device = home(model)
     for name, value in inputs.items():
         if isinstance(value, Tensor):
-            value = value.to(model.device, model.dtype) if value.is_floating_point() else value.to(model.device)
+            value = value.to(device, model.dtype) if value.is_floating_point() else value.to(device)
         found[name] = value
     return found

@@ -19,6 +19,7 @@ from headscope.heads import HeadId, Site, parse_heads
 from headscope.inputs import probe_inputs
 from headscope.memory import memory_errors
 from headscope.models import LoadedModel
+from headscope.offload import home
 from headscope.reading import RowReader
 from headscope.reasons import quiet
 from headscope.scores import RowBlock
@@ -166,7 +167,7 @@ def _inputs(
         labels, cut = encoder.cut(None, text_target=target)
         targets = labels["input_ids"]
         notes += [f"the target text was cut to {encoder.max_length} tokens"] if cut else []
-    batch = collate([example(0, tokens, targets)], {}).to(model.device, model.dtype)
+    batch = collate([example(0, tokens, targets)], {}).to(home(model), model.dtype)
     prepared = task.prepare(model, batch) if task.prepare and (target is not None or not _writes(model)) else None
     inputs: dict[str, Any] = dict(prepared or batch.inputs)
     accepted = inspect.signature(model.forward).parameters

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from headscope.cost import SiteShape
 from headscope.heads import AttentionKind, ParameterSlice, Role, Site
 from headscope.losses import wide
+from headscope.offload import stored
 from headscope.parallel import full
 from headscope.shapes import Float
 
@@ -51,7 +52,7 @@ def _stacked(model: nn.Module, site: Site, role: Role) -> Tensor | None:
 
 
 def _parameter(model: nn.Module, piece: ParameterSlice) -> Tensor:
-    return getattr(model.get_submodule(piece.module), piece.name)
+    return stored(model.get_submodule(piece.module), piece.name)
 
 
 def total_parameters(model: nn.Module) -> int:

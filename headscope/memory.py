@@ -13,6 +13,9 @@ from headscope.examples import Batch
 
 Result = TypeVar("Result")
 
+_SAID = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
+"""What the host, devices, and the libraries of CUDA say when there is no more; the error is a plain RuntimeError."""
+
 
 def in_halves(
     run: Callable[[Batch], Result], batch: Batch, notes: list[str], *, least: int = 1
@@ -30,6 +33,7 @@ def in_halves(
     else:
         yield batch, outcome
         return
+    torch.cuda.empty_cache()  # what is free may lie in pieces that are too small
     for half in batch.halves():
         yield from in_halves(run, half, notes, least=least)
 
@@ -39,9 +43,8 @@ def memory_errors() -> Iterator[None]:
     """Turn running out of device or host memory into a DeviceError."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise DeviceError(f"out of memory on one example: {str(error).splitlines()[0] if str(error) else ''}") from None
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error) and "out of memory" not in str(error):
+    except (RuntimeError, MemoryError) as error:
+        known = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(said in str(error) for said in _SAID)
+        if not known:
             raise
         raise DeviceError("out of memory on one example", hint="use --max-length or a smaller --dtype") from None

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from headscope import registry
 from headscope.devices import check_attention, resolve_device, resolve_dtype
-from headscope.errors import DeviceError, ModelError, UsageError, nearest
+from headscope.errors import DeviceError, ModelError
 from headscope.headers import has_safetensors, read_headers, value_bytes
 from headscope.jsonfiles import quote
 from headscope.location import Location, locate
+from headscope.offload import home, max_memory, spread
 from headscope.parallel import splitting
 from headscope.portable import is_portable, pruned_class
 from headscope.positions import most_positions
 from headscope.reasons import PACKED, RAISED, NoBareErrors, configuration_error, first_line, no_bars, quiet, reason
+from headscope.task_choice import choose_task
 from headscope.tasks import Task
 from headscope.weights import changed_since_written, check_files, check_keys, dense, non_finite, undo_quantisation
 
@@ -144,7 +146,7 @@ def load(name: str, options: LoadOptions) -> LoadedModel:
             f"{location.name}: {count} values of {parameter} are NaN or infinite, so every result would be",
             hint="`headscope inspect MODEL --check` lists them all",
         )
-    if model.device.type == "cpu" and model._can_set_experts_implementation():
+    if home(model).type == "cpu" and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # the grouped kernels want widths in steps of 16 bytes, no float64
     model.eval().requires_grad_(False)
     return LoadedModel(
@@ -171,46 +173,6 @@ def _configuration(location: Location, options: LoadOptions) -> PreTrainedConfig
         raise configuration_error(location, error) from None
 
 
-def choose_task(config: PreTrainedConfig, wanted: str) -> tuple[str, Task]:
-    """The task that was asked for, or the one that the checkpoint's architecture was saved for.
-
-    Raises:
-        UsageError: no such task.
-        ModelError: the architecture does a task that headscope cannot judge.
-    """
-    if wanted != "auto":
-        if wanted not in registry.names("tasks"):
-            raise UsageError(f"no task {wanted!r}", hint=nearest(wanted, ["auto", *registry.names("tasks")]))
-        return wanted, registry.load("tasks", wanted, "TASK")
-    from transformers.models.auto import modeling_auto
-
-    architectures: Any = config.architectures or [""]
-    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
-        raise ModelError(f"config.json: architectures is {quote(architectures)}, expected a list of class names")
-    architecture = architectures[0]
-    tasks = registry.load_all("tasks", "TASK")
-    for name in sorted(tasks, key=lambda name: name != "seq2seq-lm"):  # BART's class also stands in the masked-lm table
-        task = tasks[name]
-        if architecture in _names(getattr(modeling_auto, task.mapping)):
-            if name in ("regression", "text-classification"):
-                name = "regression" if _predicts_number(config) else "text-classification"
-            return name, registry.load("tasks", name, "TASK")
-    if architecture and not architecture.endswith("Model"):
-        raise ModelError(
-            f"{architecture} does a task that headscope cannot judge",
-            hint="--task embedding looks at the model without its head, --task NAME picks another head",
-        )
-    return "embedding", registry.load("tasks", "embedding", "TASK")
-
-
-def _names(mapping: Any) -> set[str]:
-    return {name for value in mapping.values() for name in ([value] if isinstance(value, str) else value)}
-
-
-def _predicts_number(config: PreTrainedConfig) -> bool:
-    return config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)
-
-
 def _load(
     location: Location,
     config: PreTrainedConfig,
@@ -228,19 +190,18 @@ def _load(
         arguments["attn_implementation"] = options.attention
     if options.tensor_parallel:
         arguments |= splitting(config, options.device)
-    elif device == "balanced":
-        arguments["device_map"] = "auto"
     if location.gguf:
         arguments |= {"gguf_file": location.gguf, "quantization_config": dense()}
     else:
         arguments |= {"config": config, "use_safetensors": has_safetensors(location.folder)}
-    loader = getattr(transformers, task.auto_class)
+    loader, budget = getattr(transformers, task.auto_class), max_memory() if device == "balanced" else None
     if is_portable(config):
         loader = _pruned(config, task)
         del arguments["trust_remote_code"]
     try:
         with quiet(), no_bars(location):
-            model, info = loader.from_pretrained(location.folder, **arguments)
+            read = partial(loader.from_pretrained, location.folder, **arguments)
+            model, info = spread(read, budget) if device == "balanced" else read()
             if device != "balanced" and not options.tensor_parallel:
                 model = model.to(device)
     except torch.OutOfMemoryError as error:

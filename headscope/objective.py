@@ -17,11 +17,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from headscope.capture import Watch, gate
+from headscope.checkpointed import layerwise, offloaded_layers
 from headscope.errors import DataError
 from headscope.examples import Batch, sent
 from headscope.heads import Site, SiteId
 from headscope.inputs import probe_inputs
 from headscope.losses import Distribution, choices, draw, losses, normals, scores, uniforms, wide
+from headscope.offload import home
 from headscope.outcomes import Outcome, Wanted
 from headscope.tasks import Task
 from headscope.vocabulary import VocabularyHead, split
@@ -78,6 +80,7 @@ class Objective:
 
     def __init__(self, model: PreTrainedModel, task: Task, sites: Sequence[Site]) -> None:
         self.model, self.task, self.sites = model, task, sites
+        self._home, self._layers = home(model), offloaded_layers(model, sites)
         self.head: VocabularyHead | None = None
         self.on_inputs: Callable[[dict[str, Any], Batch], None] | None = None
         if task.vocabulary:
@@ -157,14 +160,18 @@ class Objective:
         Raises:
             DataError: a distance or a gradient is not finite.
         """
-        narrow = self.model.device.type == "mps"  # which has no float64
         wide = torch.promote_types(self.model.dtype, torch.float32)
-        leaves = [gates[site.id].to(wide).to(self.model.device).requires_grad_(True) for site in self.sites]
+        leaves = [gates[site.id].to(wide).to(self._home).requires_grad_(True) for site in self.sites]
         placed = {site.id: leaf[:, None, :, None] for site, leaf in zip(self.sites, leaves, strict=True)}
         with torch.no_grad():
             whole = self._rows(batch, Wanted())
-        with torch.enable_grad(), gate(self.model, placed, self.sites):
-            rows = self._rows(batch, Wanted())
+        with gate(self.model, placed, self.sites):  # until the gradient is through: layers may run again for it
+            with torch.enable_grad():
+                rows = self._rows(batch, Wanted())
+            return self._apart(batch, whole, rows, leaves, distance)
+
+    def _apart(self, batch: Batch, whole: _Rows, rows: _Rows, leaves: Sequence[Tensor], distance: Distance) -> Apart:
+        narrow = self._home.type == "mps"  # which has no float64
         total = torch.zeros(len(batch), dtype=torch.float64)
         pull = torch.zeros_like(rows.states)
         for part in self._parts(rows):
@@ -197,14 +204,15 @@ class Objective:
                 outcome.sampled[site.id] = one[None] if before is None else torch.cat([before, one[None]])
 
     def _rows(self, batch: Batch, wanted: Wanted) -> _Rows:
-        placed = batch.to(self.model.device, self.model.dtype)
+        placed = batch.to(self._home, self.model.dtype)
         inputs = model_inputs(self.model, self.task, placed)
         if self.on_inputs is not None:
             self.on_inputs(inputs, placed)
-        if self.head is not None:
-            shown, finish = self.head.body(self.model, inputs), self.head.logits
-        else:
-            shown, finish = self.task.rows(self.model(**inputs), placed), _unchanged
+        with layerwise(self._layers):
+            if self.head is not None:
+                shown, finish = self.head.body(self.model, inputs), self.head.logits
+            else:
+                shown, finish = self.task.rows(self.model(**inputs), placed), _unchanged
         assert shown.shape[:2] == batch.targets.shape
         example, position = batch.predicted.nonzero(as_tuple=True)
         states = shown[sent(example, shown.device), sent(position, shown.device)]

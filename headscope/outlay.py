@@ -8,6 +8,7 @@ from headscope.comparison import open_studies
 from headscope.estimate import estimate_table, flops_per_second
 from headscope.matrices import total_parameters
 from headscope.metrics import choose_metric
+from headscope.offload import home
 from headscope.study import StudyOptions, batches
 from headscope.tables import Cell, Table
 from headscope.timing import SECONDS
@@ -42,7 +43,7 @@ def outlay(
         ("speed_batches", ",".join(map(str, speed)) or None, ""),
         (
             "seconds",
-            2.0 * sum(sizes) * tokens / flops_per_second(first.loaded.model.device) + SECONDS * len(speed),
+            2.0 * sum(sizes) * tokens / flops_per_second(home(first.loaded.model)) + SECONDS * len(speed),
             "s",
         ),
         ("peak_bytes", sum(sizes) * itemsize + widest * (2 * width + streams) * itemsize, "bytes"),

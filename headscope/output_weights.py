@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.heads import ParameterSlice, Role, Site
+from headscope.offload import stored
 
 
 def obstacle(model: nn.Module, site: Site) -> str:
@@ -30,7 +31,8 @@ def obstacle(model: nn.Module, site: Site) -> str:
 def head_columns(model: nn.Module, site: Site, places: Sequence[int]) -> Tensor:
     """What the heads at these places write by, `[head d_value d_model]` in float64, on the CPU."""
     piece = site.slices_of(Role.OUTPUT)[0]
-    rows = _parameter(model, piece).detach().movedim(piece.axis, 0).flatten(1)
+    weight = stored(model.get_submodule(piece.module), piece.name)
+    rows = weight.detach().movedim(piece.axis, 0).flatten(1)
     return torch.stack([rows[_indices(piece, place, rows)].cpu().double() for place in places])
 
 

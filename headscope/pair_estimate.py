@@ -10,6 +10,7 @@ from headscope.likeness import ATTENTION, Question, open_party
 from headscope.matrices import total_parameters
 from headscope.measures import Evidence
 from headscope.moments import MOMENT_BYTES, SAMPLE_BYTES, moment_bytes
+from headscope.offload import home
 from headscope.pair_sums import load_measures
 from headscope.study import Scores, StudyOptions, batches
 from headscope.tables import Cell, Table
@@ -48,7 +49,7 @@ def estimate_pairs(models: Sequence[str], data: str | None, options: StudyOption
         ("batches", len(cut), "count"),
         ("tokens", tokens, "count"),
         ("passes", passes, "forward passes"),
-        ("seconds", 2.0 * size * tokens * passes / flops_per_second(first.loaded.model.device), "s"),
+        ("seconds", 2.0 * size * tokens * passes / flops_per_second(home(first.loaded.model)), "s"),
         ("peak_bytes", (size + widest * width) * first.loaded.model.dtype.itemsize + held, "bytes"),
     ]
     return estimate_table(rows, first, notes(first, Scores((), {})))

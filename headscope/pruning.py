@@ -26,6 +26,7 @@ from headscope.merge_maps import find_merge
 from headscope.merging import Merge, aligned, merge_heads, tied
 from headscope.models import LoadedModel, load
 from headscope.objective import model_inputs
+from headscope.offload import home, require_in_memory
 from headscope.output_weights import Patch, swapped
 from headscope.plan import Plan, SiteHeads
 from headscope.prepared import prepare
@@ -90,6 +91,7 @@ class _Pruning:
         self.options, self.name = options, model
         self.loaded = load(model, options.study.load)
         self._require_plain_weights()
+        require_in_memory(self.loaded.model, "pruning")
         self.pad = pad_token(self.loaded.model.config)
         prepared = prepare(self.loaded, data, options.study, eval_data=options.eval_data, compensate=options.compensate)
         self.study, self.judging, self.mender = prepared.study, prepared.judging, prepared.mender
@@ -274,7 +276,7 @@ class _Pruning:
         found: list[Inputs] = [probe_inputs(model)]
         examples = self.judging.examples
         if examples is not None:
-            batch = collate(examples.items[:PROOF_EXAMPLES], examples.pads).to(model.device, model.dtype)
+            batch = collate(examples.items[:PROOF_EXAMPLES], examples.pads).to(home(model), model.dtype)
             inputs = model_inputs(model, self.loaded.task, batch)
             found.append({name: _shortened(name, value) for name, value in inputs.items()})
         return found

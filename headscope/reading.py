@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from headscope.capture import SiteCalls
+from headscope.checkpointed import again
 from headscope.heads import Site, SiteId
 from headscope.parallel import shards_of
 from headscope.patterns import Block, read
@@ -73,7 +74,7 @@ class RowReader:
 
     def _read(self, call: AttentionCall) -> Tensor | None:
         """Read a call before the model computes it; with `replace` the blocks' context stands in for its result."""
-        site = self._calls.site(call.module)
+        site = None if again() else self._calls.site(call.module)
         if site is None:
             return None
         with contextlib.nullcontext() if self.replace else torch.no_grad():
@@ -81,7 +82,7 @@ class RowReader:
         return context if self.replace else None
 
     def _off_interface(self, call: AttentionCall) -> None:
-        if call.on_interface:
+        if call.on_interface or again():
             return
         site = self._calls.site(call.module)
         if site is not None:

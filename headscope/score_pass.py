@@ -18,6 +18,7 @@ from headscope.heads import Site
 from headscope.memory import in_halves
 from headscope.models import LoadedModel
 from headscope.objective import Objective, Wanted
+from headscope.offload import home
 from headscope.pair_sums import PairSums
 from headscope.parallel import of_all, shards_of
 from headscope.reading import RowReader
@@ -85,7 +86,7 @@ class ScorePass:
         reader = RowReader(model, self.sites, readers, replace=replace) if readers else None
         special: Tensor | None = None
         if readers and self.loaded.reads == "text":
-            special = torch.tensor(sorted(self.loaded.tokenizer().all_special_ids), device=model.device)
+            special = torch.tensor(sorted(self.loaded.tokenizer().all_special_ids), device=home(model))
 
         def begin(inputs: dict[str, Any], batch: Batch) -> None:
             texts = Texts.of(inputs, batch, special)

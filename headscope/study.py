@@ -21,11 +21,13 @@ from headscope.memory import in_halves
 from headscope.metrics import choose_metric
 from headscope.models import LoadedModel, LoadOptions, load
 from headscope.objective import Objective, Wanted
+from headscope.offload import home, is_offloaded
 from headscope.pair_sums import PairSums
 from headscope.provenance import Provenance
 from headscope.score_pass import ScorePass, reads_rows
 from headscope.scores import GATED, LABELS, Means, Need, Score, Scores
 from headscope.shares import Progress, Share
+from headscope.stand_in import stand_in
 from headscope.sums import ScoreSums
 from headscope.tallies import Tally
 
@@ -74,6 +76,8 @@ class Study:
     @cached_property
     def discovery(self) -> Discovery:
         """The model's sites, found by a probe when first asked for."""
+        if is_offloaded(self.loaded.model):
+            return find_sites(stand_in(self.loaded, self.options.load))
         return find_sites(self.loaded.model)
 
     def on(self, examples: Examples | None) -> Study:
@@ -257,7 +261,7 @@ class Study:
             truncated=sum(example.truncated for example in examples.items) if examples else 0,
             seed=self.options.seed,
             dtype=str(loaded.model.dtype).removeprefix("torch."),
-            device=str(loaded.model.device),
+            device=str(home(loaded.model)),
             attention=str(loaded.model.config._attn_implementation),
         )
 
@@ -265,7 +269,7 @@ class Study:
 def batches(study: Study, some: Sequence[Example] | None = None) -> list[Batch]:
     """The batches of a study, or of some of its examples, cut once in a fixed order."""
     assert study.examples is not None
-    tokens = CPU_TOKENS if study.loaded.model.device.type == "cpu" else GPU_TOKENS
+    tokens = CPU_TOKENS if home(study.loaded.model).type == "cpu" else GPU_TOKENS
     examples = study.examples if some is None else replace(study.examples, items=tuple(some))
     return examples.batches(study.options.batch_size, tokens=tokens)
 

@@ -18,6 +18,7 @@ from headscope.errors import DeviceError
 from headscope.examples import Example, Examples, collate
 from headscope.memory import memory_errors
 from headscope.objective import model_inputs
+from headscope.offload import home
 from headscope.tasks import Task
 
 SECONDS = 10.0
@@ -89,7 +90,7 @@ def time_models(
     runs = [lambda pair=pair: pair[0](**pair[1]) for pair in zip(models, inputs, strict=True)]
     try:
         with torch.inference_mode(), memory_errors():
-            return [Timing(size, seconds) for seconds in take_turns(runs, models[0].device)]
+            return [Timing(size, seconds) for seconds in take_turns(runs, home(models[0]))]
     except DeviceError:
         return None
 
@@ -100,7 +101,7 @@ def made_up(model: PreTrainedModel, task: Task, examples: Examples, *, size: int
     A target text gets as many tokens as the source. Images keep their size.
     """
     longest = max(examples.items, key=lambda example: (example.length, -example.number))
-    batch = collate([_resized(longest, task, tokens)] * size, examples.pads).to(model.device, model.dtype)
+    batch = collate([_resized(longest, task, tokens)] * size, examples.pads).to(home(model), model.dtype)
     return model_inputs(model, task, batch)
 
 

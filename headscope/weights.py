@@ -25,6 +25,7 @@ from headscope.jsonfiles import inside, json_object, quote, read
 from headscope.location import Location
 from headscope.manifest import changed_files, read_manifest
 from headscope.numbers import check_recipe
+from headscope.offload import stored
 from headscope.parallel import local
 
 _PICKLE_INDEX = "pytorch_model.bin.index.json"
@@ -149,7 +150,9 @@ def check_keys(location: Location, model: PreTrainedModel, info: Mapping[str, An
 def non_finite(model: nn.Module) -> dict[str, int]:
     """Parameters that hold NaN or infinity, with how many."""
     found: dict[str, int] = {}
-    for name, parameter in model.named_parameters():
+    for name, _ in model.named_parameters():
+        path, _, own = name.rpartition(".")
+        parameter = stored(model.get_submodule(path), own)
         if parameter.is_floating_point() and parameter.device.type != "meta":
             count = int((~torch.isfinite(local(parameter))).sum())
             if count:

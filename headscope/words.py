@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from headscope.conllu import Sentence
 from headscope.errors import ModelError
 from headscope.models import LoadedModel
+from headscope.offload import home
 from headscope.tasks import Encoder
 
 
@@ -37,7 +38,7 @@ class Aligner:
         self.tokenizer, name = loaded.tokenizer(), loaded.location.name
         if not getattr(self.tokenizer, "is_fast", False):
             raise ModelError(f"{name}: aligning words and tokens needs a fast tokenizer (tokenizer.json)")
-        self.device = loaded.model.device
+        self.device = home(loaded.model)
         self.encoder = Encoder(loaded.model.config, self.tokenizer, parse_special=parse_special)
         self.body = _body(loaded.model)
         self.accepted = inspect.signature(self.body.forward).parameters

@@ -12,21 +12,23 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "headscope"
 FLOORS = [
-    "interrupt",
+    "interrupt errors",
+    "offload",
     "portable reload least_squares downdates foreign left made_up made_up/*",
-    "errors columns shapes states heads provenance losses examples rows inputs positions taps alignment",
-    "parallel",
+    "columns shapes states heads provenance losses examples rows inputs positions taps alignment",
+    "parallel checkpointed",
     "ownership",
     "metrics places registry devices upload tables cost naming jsonfiles unpack geometry moving stacks capture "
     "vocabulary tiles memory sampling subsets curve_columns outcomes launching",
     "tasks families greedy projecting",
-    "tasks/* families/* fields formats headers matrices objective anatomy patterns conllu criteria plan_values numbers",
+    "tasks/* task_choice families/* fields formats headers matrices objective anatomy patterns conllu criteria "
+    "plan_values numbers",
     "location discovery spare_tensors outline clusters cells folders leftovers manifest companions card hub_data "
     "scores pairs output_weights",
     "weights widening settings_read boundary silence folder_writing scores/* sources reasons texts plan_files measures",
     "hsic",
     "models sums reading gated replay plan score_files layouts moments row_store circuits streams cuts",
-    "ablated data reports words counts units recipe measures/* pair_sums resuming rehearsal",
+    "stand_in ablated data reports words counts units recipe measures/* pair_sums resuming rehearsal",
     "tallies fingerprints",
     "work ranks score_pass",
     "shares",

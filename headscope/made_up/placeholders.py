@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headscope.made_up._asked import BATCH, Asked
+from headscope.offload import home
 
 _KINDS = {
     "get_image_features": (("image_token_id", "image_token_index", "image_patch_id"), 1),
@@ -98,4 +99,4 @@ def _owner(model: Any, getter: str) -> Any:
 def _typed(value: Any, model: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return value.to(model.device, model.dtype) if value.is_floating_point() else value.to(model.device)
+    return value.to(home(model), model.dtype) if value.is_floating_point() else value.to(home(model))

@@ -1,0 +1,135 @@
+"""Models larger than a device: the memory they may take, and where accelerate keeps what is not there at the moment.
+
+Under a device map accelerate loads the weights of a module right before it runs and drops them right after. In between
+its parameters are empty, on the meta device; `stored` finds their values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import shutil
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.errors import DeviceError, UsageError
+from headscope.interrupt import raise_interrupts
+
+VARIABLE = "HEADSCOPE_MAX_MEMORY"
+"""The environment variable that says how much of each device a balanced model may take."""
+_MMAP_THRESHOLD = -3
+"""glibc's number for the size from which on memory is mapped, not cut from the heap."""
+_SIZE = re.compile(r"\d+(\.\d+)?\s*[KMGT]i?B", re.IGNORECASE)
+
+
+def max_memory(text: str | None = None) -> dict[int | str, str] | None:
+    """The budget of each device in the form of accelerate's `max_memory`, such as `{0: "20GB", "cpu": "120MB"}`.
+
+    It is written `0=20GB,cpu=120MB`; without a text it is read from the environment, and None where nothing is set:
+    then accelerate takes what is free.
+
+    Raises:
+        UsageError: it is no such list.
+    """
+    text = os.environ.get(VARIABLE, "") if text is None else text
+    if not text.strip():
+        return None
+    found: dict[int | str, str] = {}
+    for part in text.split(","):
+        device, _, size = (piece.strip() for piece in part.partition("="))
+        if not (device.isdecimal() or device in ("cpu", "mps")) or not _SIZE.fullmatch(size):
+            raise UsageError(
+                f"{VARIABLE}: {part.strip()!r} is no budget", hint=f"for example {VARIABLE}=0=20GB,cpu=16GB"
+            )
+        found[int(device) if device.isdecimal() else device] = size
+    return found
+
+
+def spread(load: Callable[..., Any], budget: Mapping[int | str, str] | None) -> Any:
+    """A model that `load`, given what accelerate needs, spreads over all devices, and what `load` returns with it.
+
+    Weights that can be used as they lie in safetensors files stay there. Others find room in a folder that is removed
+    with the model, at the latest when the process ends.
+    """
+    raise_interrupts()
+    _free_at_once()
+    with contextlib.ExitStack() as stack:
+        folder = mkdtemp(prefix="headscope-")
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        model, *more = load(device_map="auto", max_memory=budget, offload_folder=folder)
+        weakref.finalize(model, stack.pop_all().close)
+    return model, *more
+
+
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether some weights are loaded only while their module runs."""
+    return next(_offloading(model), None) is not None
+
+
+def _free_at_once() -> None:
+    """Let glibc hand every tensor of a mebibyte back when it is freed.
+
+    By itself it keeps holes of up to 32 MiB between smaller tensors that live on, which adds up to many layers.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, 2**20)
+
+
+def require_in_memory(model: nn.Module, what: str) -> None:
+    """Refuse what would change or compare weights that are not there.
+
+    Raises:
+        DeviceError: some are offloaded.
+    """
+    if is_offloaded(model):
+        raise DeviceError(
+            f"{what} takes the whole model in memory, and a part of it is offloaded",
+            hint=f"allow it more by {VARIABLE}, or use --device cpu on a machine with more memory",
+        )
+
+
+def home(model: nn.Module) -> torch.device:
+    """The device that a model takes its inputs on, also where its first weights are not in memory."""
+    hook = _aligning(model)
+    if hook is not None and hook.execution_device is not None:
+        return torch.device(hook.execution_device)
+    first = next((hook for hook in _offloading(model)), None)
+    if first is not None:
+        return torch.device(first.execution_device)
+    return next(model.parameters()).device
+
+
+def stored(module: nn.Module, name: str) -> Tensor:
+    """A parameter of a module itself with its values, read from memory or disk if they are not there at the moment.
+
+    The parameter as it is where nobody keeps values for it, as in a model that was made without any.
+    """
+    parameter = getattr(module, name)
+    hook = _aligning(module)
+    if parameter.device.type != "meta" or hook is None or not hook.offload:
+        return parameter
+    return hook.weights_map[name]
+
+
+def _offloading(model: nn.Module) -> Iterator[Any]:
+    return (hook for hook in map(_aligning, model.modules()) if hook is not None and hook.offload)
+
+
+def _aligning(module: nn.Module) -> Any:
+    """The hook by which accelerate moves a module's inputs and weights; None where it has none."""
+    hook = getattr(module, "_hf_hook", None)
+    if hook is None:
+        return None
+    from accelerate.hooks import AlignDevicesHook
+
+    hooks = getattr(hook, "hooks", (hook,))
+    return next((one for one in hooks if isinstance(one, AlignDevicesHook)), None)

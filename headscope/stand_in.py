@@ -1,0 +1,49 @@
+"""A stand-in for a model that is not in memory: its modules with made-up weights that take one tensor's memory.
+
+Discovery asks which slice of which parameter belongs to which head, and that depends on a model's code and shapes, not
+on the values of its weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from headscope.models import LoadedModel, LoadOptions, blank_model
+
+_SPREAD = 0.02
+"""Standard deviation of the made-up numbers, as that of most models before training."""
+_STEP = 4099
+"""How far apart in the shared numbers two parameters begin: a prime, so that their rows differ."""
+
+
+def stand_in(loaded: LoadedModel, options: LoadOptions) -> PreTrainedModel:
+    """A model of the same class and shapes on the CPU, in evaluation mode.
+
+    All parameters are views of the same numbers, each from another place on; buffers are those of the model. Matrices
+    hold small numbers about 0, and the rest (norms, biases) about 1.
+    """
+    found = blank_model(loaded.location, replace(options, task=loaded.task_name)).to(loaded.model.dtype)
+    if found._can_set_experts_implementation():
+        found.set_experts_implementation("eager")
+    own = list({id(parameter): parameter for parameter in found.parameters()}.values())
+    size = max(parameter.numel() for parameter in own) + _STEP * len(own)
+    numbers = torch.empty(size, dtype=loaded.model.dtype)
+    numbers.normal_(std=_SPREAD, generator=torch.Generator().manual_seed(0))
+    made = {id(one): _view(numbers, one, start=_STEP * place) for place, one in enumerate(own)}
+    for path, module in found.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = made[id(parameter)]
+        there = loaded.model.get_submodule(path)._buffers
+        for name, buffer in there.items():
+            module._buffers[name] = None if buffer is None else buffer.detach().cpu()
+    return found
+
+
+def _view(numbers: torch.Tensor, like: nn.Parameter, *, start: int) -> nn.Parameter:
+    values = numbers[start : start + like.numel()].view(like.shape)
+    return nn.Parameter(values if like.dim() > 1 else values + 1, requires_grad=False)
