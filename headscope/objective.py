@@ -212,7 +212,7 @@ class Objective:
             if self.head is not None:
                 shown, finish = self.head.body(self.model, inputs), self.head.logits
             else:
-                shown, finish = self.task.rows(self.model(**inputs), placed), _unchanged
+                shown, finish = self.task.rows(self.model(**inputs), placed), lambda rows: rows
         assert shown.shape[:2] == batch.targets.shape
         example, position = batch.predicted.nonzero(as_tuple=True)
         states = shown[sent(example, shown.device), sent(position, shown.device)]
@@ -297,7 +297,3 @@ def model_inputs(model: PreTrainedModel, task: Task, batch: Batch) -> dict[str, 
     unread = {"token_type_ids"} - set(accepted)  # tokenizers may make them for models without
     cache = {"use_cache": False} if "use_cache" in accepted else {}
     return {name: value for name, value in inputs.items() if name not in unread} | cache
-
-
-def _unchanged(rows: Tensor) -> Tensor:
-    return rows

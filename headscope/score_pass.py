@@ -64,8 +64,8 @@ class ScorePass:
     def _add(self, seen: Watch, reader: RowReader | None, batch: Batch) -> None:
         unit, objective = self.unit, self.objective
         least = len(batch) if shards_of(self.loaded.model).size > 1 else 1  # the others could not know of halves
-        run = partial(objective.run, seen=seen, wanted=self.wanted)
-        for part, outcome in in_halves(run, batch, unit.notes, least=least):
+        halves = in_halves(lambda part: objective.run(part, seen, self.wanted), batch, unit.notes, least=least)
+        for part, outcome in halves:
             if self.alone:
                 outcome.alone = gated.by_site([self.alone[number] for number in part.numbers], self.sites)
             if self.ablated:
