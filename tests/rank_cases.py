@@ -34,20 +34,22 @@ def forked(size: int, job: Callable[[ranks.Ranks], Any], folder: Path, **options
         with ranks.Ranks(place, **{"timeout": 30.0} | options) as group:
             return job(group)
 
-    return spread(size, join, folder, patience=2.0)
+    return spread(size, join, folder, patience=2.0, limit=60.0)
 
 
-def spread(size: int, job: Callable[[Standing], Any], folder: Path, *, patience: float) -> list[Ended]:
+def spread(
+    size: int, job: Callable[[Standing], Any], folder: Path, *, patience: float, limit: float = 600.0
+) -> list[Ended]:
     """Run a job in as many processes, whose environment is that of ranks which wait 3 s for a dead one.
 
-    What still runs `patience` seconds after rank 0 has ended is killed.
+    What still runs after `limit` seconds, or `patience` seconds after rank 0 has ended, is killed.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     children = [_fork(Standing(rank, size, rank), job, folder, port) for rank in range(size)]
     statuses: dict[int, int] = {}
-    until = time.monotonic() + 60
+    until = time.monotonic() + limit
     while len(statuses) < size:
         for rank, child in enumerate(children):
             if rank not in statuses:

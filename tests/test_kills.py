@@ -79,7 +79,7 @@ def command(words: list[str], death: Death | None) -> Callable[[Standing], tuple
 
 
 def ran(size: int, words: list[str], folder: Path, death: Death | None = None) -> list[Ended]:
-    return spread(size, command(words, death), folder, patience=20.0)
+    return spread(size, command(words, death), folder, patience=60.0)
 
 
 def words_of(name: str, command_of: str) -> list[str]:
