@@ -221,15 +221,16 @@ def test_what_needs_all_weights_says_so(
 
 
 MEASURED = """
-import resource, sys
-import headscope.cli, headscope.inspection, headscope.study, accelerate, pandas, headscope.reports.csv
+import re, sys
+import accelerate, headscope.cli, headscope.study
 from transformers import LlamaForCausalLM
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak(): return re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]
 before, sys.argv = peak(), ["headscope", *sys.argv[1:]]
 code = headscope.cli._run()
 print(before, peak())
 sys.exit(code)
 """
+"""Prints kilobytes; not those of getrusage, which begin with what the starting process holds."""
 
 
 @pytest.mark.slow
@@ -243,8 +244,8 @@ def test_a_model_of_seven_budgets_stays_within_twice_its_budget(tmp_path: Path) 
     model.save_pretrained(tmp_path / "model", max_shard_size="200MB")
     tokenizer("llama").save_pretrained(tmp_path / "model")
     del model
-    data = write(tmp_path / "data.jsonl", [{"text": text} for text in texts([5, 12, 20, 7, 16, 9, 11, 4])])
-    command = [sys.executable, "-c", MEASURED, "inspect", tmp_path / "model", "--data", data, "--batch-size", "4"]
+    data = write(tmp_path / "data.jsonl", [{"text": text} for text in texts([5, 12, 16, 7, 9, 4])])
+    command = [sys.executable, "-c", MEASURED, "inspect", tmp_path / "model", "--data", data, "--batch-size", "2"]
     command += ["--measures", "weights,importance", "--no-progress"]
     peaks = {}
     for device in ("cpu", "balanced"):
