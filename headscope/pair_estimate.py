@@ -17,10 +17,12 @@ from headscope.row_store import HELD_VALUES
 from headscope.study import Scores, StudyOptions, batches
 from headscope.tables import Cell, Table
 
-ADDING, ENDING, RANKING = 2.0, 3.0, 4.5
-"""Tables of all pairs in float64 that come and go beside sums and values: while a batch is added, while a measure is
-made of its sums, and while pairs are put in order.
+ADDING, RANKING = 2.0, 4.5
+"""Tables of all pairs in float64 that come and go beside sums and values, as measured on 5,120 heads: while a batch is
+added, and while pairs are put in order.
 """
+ENDING = {Evidence.ROWS: 3.0, Evidence.OUTPUTS: 3.0, Evidence.WEIGHTS: 4.5}
+"""The same while a measure is made of its sums, or of weights."""
 
 
 def estimate_pairs(models: Sequence[str], data: str | None, options: StudyOptions, question: Question) -> Table:
@@ -62,8 +64,8 @@ def _pair_bytes(party: Party, measures: Mapping[str, Measure]) -> int:
     Sums are those of all units so far and of the one that runs.
     """
     table, sums = 8 * len(party.heads) ** 2, PairSums(party.space, measures).size
-    values = table * len(measures)
-    return int(max(2 * sums + ADDING * table, sums + values + ENDING * table, values + RANKING * table))
+    values, ending = table * len(measures), max(ENDING[measure.evidence] for measure in measures.values())
+    return int(max(2 * sums + ADDING * table, sums + values + ending * table, values + RANKING * table))
 
 
 def _batch_values(party: Party, tokens: int, longest: int, *, rows: bool) -> int:
