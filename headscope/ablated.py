@@ -16,6 +16,7 @@ from headscope.heads import HeadId, Site
 from headscope.memory import in_halves
 from headscope.metrics import Metric, Predictions
 from headscope.objective import Objective, Said, Wanted
+from headscope.parallel import shards_of
 from headscope.replay import Recording, Removal, Replay
 from headscope.sampling import LEAST, Estimate, estimate
 
@@ -129,7 +130,9 @@ def sampled(bench: Bench, removals: Sequence[Removal], budget: int, *, seed: int
 
 
 def _replay(bench: Bench) -> Replay:
-    replay = Replay.of(bench.objective.model, bench.objective.sites)
+    model, sites = bench.objective.model, bench.objective.sites
+    whole = shards_of(model).size == 1  # else no process has all weights of an output projection
+    replay = Replay.of(model, sites) if whole else Replay(model, sites, {})
     bench.notes += [note for note in replay.notes if note not in bench.notes]
     return replay
 

@@ -14,6 +14,7 @@ from headscope.heads import AttentionKind, ParameterSlice, Role, Site, SiteId
 from headscope.inputs import BATCH
 from headscope.moving import moved, relative
 from headscope.ownership import Touch, group_owner, owned_axis, touched_by_each, touches
+from headscope.parallel import local
 from headscope.projecting import Feeding, Projection, feed
 from headscope.taps import AttentionCall
 
@@ -245,7 +246,7 @@ class _Reader:
             out_axis = 1 if isinstance(module, Conv1D) else 0
             if piece.name != "weight" or piece.axis != out_axis or not isinstance(bias, nn.Parameter):
                 continue
-            if (piece.module, "bias") not in have and len(bias) == len(piece.owner):
+            if (piece.module, "bias") not in have and len(local(bias)) == len(piece.owner):
                 self.slices.append(replace(piece, name="bias", axis=0))
 
     def _owns_matrix(self, role: Role) -> bool:

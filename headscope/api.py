@@ -25,6 +25,7 @@ from headscope.heads import Site
 from headscope.layouts import SHARD_SIZE
 from headscope.likeness import Question, compare_heads, default_measures, open_party
 from headscope.models import LoadOptions
+from headscope.parallel import require_whole
 from headscope.pruned import Pruned
 from headscope.publish import Publication
 from headscope.request import Request
@@ -67,6 +68,7 @@ def check(
     Raises:
         HeadscopeError: there is nothing that could be checked.
     """
+    require_whole(options, "check")
     return checks.check(model, options, data=data, reading=reading).frame()
 
 
@@ -87,6 +89,7 @@ def evaluate(
     Raises:
         HeadscopeError: a model or the data cannot be used, or the models cannot be compared.
     """
+    require_whole(options and options.load, "evaluate")
     names = [models] if isinstance(models, str) else list(models)
     if not names:
         raise UsageError("evaluate needs a model")
@@ -185,6 +188,7 @@ def prune(
     Raises:
         HeadscopeError: the request cannot be met, or the proof failed; nothing is left on disk then.
     """
+    require_whole(options and options.load, "prune")
     request = Request(
         ratio=ratio,
         heads=heads,
@@ -244,6 +248,7 @@ def curve(
     Raises:
         HeadscopeError: the model or the data cannot be used, or no head can be removed.
     """
+    require_whole(options and options.load, "a curve")
     if layout not in ("auto", "masked"):
         raise UsageError(f"layout={layout!r}: a curve writes no checkpoint; expected auto or masked")
     request = Request(

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from headscope.checkpointed import again
 from headscope.heads import Site, SiteId
+from headscope.parallel import shards_of
 from headscope.shapes import Float
 from headscope.taps import AttentionCall, FunctionTap, InterfaceTap, ModuleStack
 
@@ -52,14 +53,14 @@ def watch(model: nn.Module, sites: Sequence[Site], *, gradients: bool = True, pu
 
     Parameters need no gradient: the first site starts the graph, nothing below it is recorded.
     """
-    seen = Watch(records={site.id: Record(site) for site in sites})
-    layouts = {site.id: Layout(site) for site in sites}
+    seen, shards = Watch(records={site.id: Record(site) for site in sites}), shards_of(model)
+    layouts = {site.id: Layout(shards.part(site)) for site in sites}
 
     def look(site: Site, raw: Tensor) -> None:
         record = seen.records[site.id]
         values = layouts[site.id].heads(raw.detach(), seen.batch)
         if not again():
-            record.output, record.gate_gradient, record.pull = values, None, None
+            record.output, record.gate_gradient, record.pull = shards.gathered(values, 2), None, None
         if not gradients or not torch.is_grad_enabled():
             return
         if not raw.requires_grad:
@@ -70,8 +71,8 @@ def watch(model: nn.Module, sites: Sequence[Site], *, gradients: bool = True, pu
         def back(gradient: Tensor) -> None:
             wide = torch.promote_types(values.dtype, torch.float32)
             pulled = layouts[site.id].heads(gradient, seen.batch)
-            record.gate_gradient = (values.to(wide) * pulled.to(wide)).sum(dim=-1)
-            record.pull = pulled if pulls else None
+            record.gate_gradient = shards.gathered((values.to(wide) * pulled.to(wide)).sum(dim=-1), 2)
+            record.pull = shards.gathered(pulled, 2) if pulls else None
 
         raw.register_hook(back)
 
@@ -85,12 +86,12 @@ def gate(model: nn.Module, gates: Mapping[SiteId, Tensor], sites: Sequence[Site]
 
     A gate is `[head]`, or `[batch 1 head 1]` for gates of each example.
     """
-    gated = [site for site in sites if site.id in gates]
-    layouts = {site.id: Layout(site) for site in gated}
+    gated, shards = [site for site in sites if site.id in gates], shards_of(model)
+    layouts = {site.id: Layout(shards.part(site)) for site in gated}
 
     def scale(site: Site, raw: Tensor) -> Tensor:
         values = gates[site.id].to(device=raw.device, dtype=raw.dtype)
-        per_head = values if values.dim() == 1 else values[:, 0, :, 0]
+        per_head = shards.own(values if values.dim() == 1 else values[:, 0, :, 0])
         return raw * layouts[site.id].spread(per_head, raw)
 
     with _tapped(model, gated, scale):
@@ -176,7 +177,8 @@ class Layout:
             values = values.movedim(site.batch_axis, 0)
         values = values.reshape(batch, -1, values.shape[-1])
         if self._order is not None:
-            values = values[..., self._order.to(raw.device)]
+            self._order = self._order.to(raw.device)  # once: a GPU would be waited for
+            values = values[..., self._order]
         return values.reshape(*values.shape[:2], site.n_heads, -1)
 
     def spread(self, per_head: Tensor, raw: Tensor) -> Tensor:
@@ -191,7 +193,8 @@ class Layout:
         else:
             axis = site.channel_axis % raw.dim()
             ungated = torch.ones_like(per_head[..., :1])
-            values = torch.cat([per_head, ungated], dim=-1)[..., self._owner.to(raw.device)]
+            self._owner = self._owner.to(raw.device)
+            values = torch.cat([per_head, ungated], dim=-1)[..., self._owner]
         shape = [1] * raw.dim()
         shape[axis] = values.shape[-1]
         if values.dim() == 1:

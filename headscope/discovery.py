@@ -24,6 +24,7 @@ from headscope.families import kinds
 from headscope.heads import AttentionKind, Site, SiteId
 from headscope.inputs import probe_inputs
 from headscope.numbers import renumbered
+from headscope.parallel import shards_of
 from headscope.portable import Silent
 from headscope.projecting import Projection
 from headscope.stacks import StackNames
@@ -134,7 +135,7 @@ def find_sites(model: PreTrainedModel, inputs: dict[str, Any] | None = None) -> 
     unseen = [*problems, *_unseen(model, probe, known)]
     if not found:
         raise UnsupportedModel(f"no attention head found in {type(model).__name__}: {_why(unseen, others)}")
-    sites = renumbered(model, _number(found, StackNames(model)))
+    sites = shards_of(model).joined(renumbered(model, _number(found, StackNames(model))), model)
     return Discovery(sites, tuple(_told(model, path, why) for path, why in unseen), others)
 
 

@@ -70,7 +70,7 @@ class RankError(HeadscopeError):
 
     def __init__(self, rank: int, message: str, *, hint: str | None = None) -> None:
         super().__init__(f"rank {rank} {message}", hint=hint)
-        self.rank = rank
+        self.rank, self.message = rank, message
 
 
 class UsageError(HeadscopeError):

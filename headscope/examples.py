@@ -18,7 +18,8 @@ IGNORED = -100
 class Example:
     """One encoded example. `targets[p]` is what position `p` of the model's output should say, or `IGNORED`.
 
-    `number` is its place in the seeded order of the data; random draws are keyed by it. Values of `inputs` are lists
+    `number` is its place in the seeded order of the data; random draws are keyed by it. A noisy copy has a number of
+    its own, and in `drawn_from` that of the example it was made from. Values of `inputs` are lists
     (padded to the longest of a batch) or tensors (stacked).
     """
 
@@ -28,6 +29,7 @@ class Example:
     length: int
     labelled: bool = True
     truncated: bool = False
+    drawn_from: int | None = None
 
     @property
     def usable(self) -> bool:
@@ -70,11 +72,10 @@ class Batch:
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
         """The batch on a device; floating inputs in the model's type."""
         inputs = {
-            name: value.to(device, dtype) if value.is_floating_point() else value.to(device)
+            name: sent(value, device, dtype if value.is_floating_point() else value.dtype)
             for name, value in self.inputs.items()
         }
-        targets = self.targets.float() if device.type == "mps" and self.targets.is_floating_point() else self.targets
-        return Batch(inputs, targets.to(device), self.numbers, self.lengths, self.labelled)
+        return Batch(inputs, sent(self.targets, device), self.numbers, self.lengths, self.labelled)
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,16 @@ class Examples:
         return [collate(group, self.pads) for group in groups]
 
 
+def sent(values: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor of the host on a device: float32 at most where that has no more, and for a GPU from pinned memory, so
+    that the host need not wait for it.
+    """
+    dtype = dtype or (torch.float32 if device.type == "mps" and values.is_floating_point() else values.dtype)
+    if device.type != "cuda" or values.device.type != "cpu":
+        return values.to(device, dtype)
+    return values.to(dtype).pin_memory().to(device, non_blocking=True)
+
+
 HELD_OUT = 4
 """One example in so many is held out where no data of its own is given for judging."""
 
@@ -118,14 +129,16 @@ HELD_OUT = 4
 def held_out(examples: Examples, seed: int, *, split: int = 1) -> tuple[Examples, Examples]:
     """Examples to choose by, and a seeded quarter to judge on; the same for both where there are fewer than four.
 
-    Splits of other numbers are independent, so that a part can be split once more.
+    Splits of other numbers are independent, so that a part can be split once more. Copies stay with their example.
     """
     if len(examples) < HELD_OUT:
         return examples, examples
-    order = numpy.random.Generator(numpy.random.Philox([seed, split])).permutation(len(examples))
-    judged = set(order[: len(examples) // HELD_OUT].tolist())
-    choosing = tuple(one for place, one in enumerate(examples.items) if place not in judged)
-    judging = tuple(one for place, one in enumerate(examples.items) if place in judged)
+    origins = [one.number if one.drawn_from is None else one.drawn_from for one in examples.items]
+    distinct = list(dict.fromkeys(origins))
+    order = numpy.random.Generator(numpy.random.Philox([seed, split])).permutation(len(distinct))
+    judged = {distinct[place] for place in order[: len(distinct) // HELD_OUT]}
+    choosing = tuple(one for one, origin in zip(examples.items, origins, strict=True) if origin not in judged)
+    judging = tuple(one for one, origin in zip(examples.items, origins, strict=True) if origin in judged)
     return replace(examples, items=choosing), replace(examples, items=judging)
 
 

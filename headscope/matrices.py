@@ -11,6 +11,7 @@ from headscope.cost import SiteShape
 from headscope.heads import AttentionKind, ParameterSlice, Role, Site
 from headscope.losses import wide
 from headscope.offload import stored
+from headscope.parallel import full
 from headscope.shapes import Float
 
 
@@ -37,7 +38,7 @@ def _stacked(model: nn.Module, site: Site, role: Role) -> Tensor | None:
     piece = next((piece for piece, axes in sizes.items() if axes == 2), None)
     if piece is None or max(sizes.values()) > 2:  # beside a tensor of more axes, a matrix is a bias of each head
         return None
-    parameter = wide(_parameter(model, piece).detach())
+    parameter = wide(full(_parameter(model, piece).detach()))
     shared = role in (Role.KEY, Role.VALUE)
     owners = [site.kv_head(head) if shared else head for head in range(site.n_heads)]
     chosen = [torch.tensor(piece.indices(owner), device=parameter.device) for owner in owners]
@@ -114,6 +115,6 @@ def dead_heads(model: nn.Module, site: Site) -> tuple[bool, ...]:
 
 
 def _norm(model: nn.Module, piece: ParameterSlice, owner: int) -> float:
-    parameter = wide(_parameter(model, piece).detach())
+    parameter = wide(full(_parameter(model, piece).detach()))
     chosen = torch.tensor(piece.indices(owner), device=parameter.device, dtype=torch.long)
     return float(parameter.index_select(piece.axis, chosen).norm())

@@ -17,13 +17,15 @@ _SAID = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
 """What the host, devices, and the libraries of CUDA say when there is no more; the error is a plain RuntimeError."""
 
 
-def in_halves(run: Callable[[Batch], Result], batch: Batch, notes: list[str]) -> Iterator[tuple[Batch, Result]]:
-    """Run a batch, in halves where memory runs out, down to single examples; says so once."""
+def in_halves(
+    run: Callable[[Batch], Result], batch: Batch, notes: list[str], *, least: int = 1
+) -> Iterator[tuple[Batch, Result]]:
+    """Run a batch, in halves where memory runs out, down to `least` examples; says so once."""
     try:
         with memory_errors():
             outcome = run(batch)
     except DeviceError:
-        if len(batch) == 1:
+        if len(batch) <= least:
             raise
         note = "memory ran out: batches were halved (results do not depend on the batch size)"
         if note not in notes:
@@ -33,7 +35,7 @@ def in_halves(run: Callable[[Batch], Result], batch: Batch, notes: list[str]) ->
         return
     torch.cuda.empty_cache()  # what is free may lie in pieces that are too small
     for half in batch.halves():
-        yield from in_halves(run, half, notes)
+        yield from in_halves(run, half, notes, least=least)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from headscope.evaluation import judge
 from headscope.examples import Batch, held_out
 from headscope.heads import HeadId
 from headscope.least_squares import RIDGES
+from headscope.noisy import with_copies
 from headscope.objective import Objective
 from headscope.original import Original
 from headscope.output_weights import Patch
@@ -38,7 +39,8 @@ def divergence(study: Study, plan: Plan) -> float:
 class Mender:
     """Repairs plans by the same examples and settings; the last repair is kept, since it is often asked for twice.
 
-    `standing` are other weights of every smaller model (merged heads).
+    `standing` are other weights of every smaller model (merged heads). With `noise` it works by the examples and noisy
+    copies of each (`noisy`).
     """
 
     def __init__(
@@ -48,9 +50,11 @@ class Mender:
         ridges: Sequence[float] = RIDGES,
         dtype: torch.dtype | None = None,
         standing: Sequence[Patch] = (),
+        noise: bool = False,
     ) -> None:
-        self.study, self.ridges, self.dtype, self.standing = study, ridges, dtype, standing
-        self.original = Original(study, emphasis=True)
+        self.study = with_copies(study) if noise else study
+        self.ridges, self.dtype, self.standing, self.noise = ridges, dtype, standing, noise
+        self.original = Original(self.study, emphasis=True)
         self._removed: tuple[HeadId, ...] | None = None
         self._tried: Repair | None = None
         self._last: Repair | None = None
@@ -58,7 +62,7 @@ class Mender:
     def on(self, study: Study, *, standing: Sequence[Patch] | None = None) -> Mender:
         """One with the same settings for other examples of the same model, or beside other `standing` weights."""
         beside = self.standing if standing is None else standing
-        return Mender(study, ridges=self.ridges, dtype=self.dtype, standing=beside)
+        return Mender(study, ridges=self.ridges, dtype=self.dtype, standing=beside, noise=self.noise)
 
     def repair(self, plan: Plan) -> Repair | None:
         """The repair of a model without the plan's heads; None where none helps, as where nothing is removed.

@@ -15,12 +15,13 @@ from headscope.headers import has_safetensors, read_headers, value_bytes
 from headscope.jsonfiles import quote
 from headscope.location import Location, locate
 from headscope.offload import home, max_memory, spread
+from headscope.parallel import splitting
 from headscope.portable import is_portable, pruned_class
 from headscope.positions import most_positions
 from headscope.reasons import PACKED, RAISED, NoBareErrors, configuration_error, first_line, no_bars, quiet, reason
 from headscope.task_choice import choose_task
 from headscope.tasks import Task
-from headscope.weights import changed_since_written, check_files, check_keys, non_finite
+from headscope.weights import changed_since_written, check_files, check_keys, dense, non_finite, undo_quantisation
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class LoadOptions:
     attention: str = "auto"
     tolerate_non_finite: bool = False
     """Keep going with weights that are NaN or infinite (structure checks report them)."""
+    tensor_parallel: bool = False
+    """Split the model between the processes that torchrun has started, by transformers' own plan."""
 
 
 @dataclass(frozen=True)
@@ -185,8 +188,10 @@ def _load(
     arguments["trust_remote_code"] = options.trust_remote_code
     if options.attention != "auto":
         arguments["attn_implementation"] = options.attention
+    if options.tensor_parallel:
+        arguments |= splitting(config, options.device)
     if location.gguf:
-        arguments |= {"gguf_file": location.gguf, "quantization_config": _dense()}
+        arguments |= {"gguf_file": location.gguf, "quantization_config": dense()}
     else:
         arguments |= {"config": config, "use_safetensors": has_safetensors(location.folder)}
     loader, budget = getattr(transformers, task.auto_class), max_memory() if device == "balanced" else None
@@ -197,7 +202,7 @@ def _load(
         with quiet(), no_bars(location):
             read = partial(loader.from_pretrained, location.folder, **arguments)
             model, info = spread(read, budget) if device == "balanced" else read()
-            if device != "balanced":
+            if device != "balanced" and not options.tensor_parallel:
                 model = model.to(device)
     except torch.OutOfMemoryError as error:
         raise DeviceError(f"{location.name} does not fit on {device}: {first_line(error)}") from None
@@ -205,7 +210,7 @@ def _load(
         hint = PACKED if getattr(config, "quantization_config", None) is not None else None
         raise ModelError(f"{location.name} cannot be loaded as {task.auto_class}: {reason(error)}", hint=hint) from None
     if location.gguf:
-        _undo_quantisation(model)
+        undo_quantisation(model)
     return model, info
 
 
@@ -244,18 +249,3 @@ def _pruned(config: PreTrainedConfig, task: Task) -> Any:
     if not wanted:
         raise ModelError(f"config.json: a {quote(config.model_type)} model does no such task", hint="--task embedding")
     return pruned_class(getattr(transformers, wanted))
-
-
-def _dense() -> Any:
-    """Weights of a GGUF file as ordinary matrices, whatever packages are installed."""
-    from transformers import GgufConfig
-
-    return GgufConfig(dequantize=True)
-
-
-def _undo_quantisation(model: PreTrainedModel) -> None:
-    """Dense weights are no longer quantised: let the model be saved and trained like any other."""
-    model.hf_quantizer = None  # type: ignore[assignment]
-    model.is_quantized = False  # type: ignore[assignment]
-    if hasattr(model.config, "quantization_config"):
-        delattr(model.config, "quantization_config")

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from headscope.capture import Watch, gate
 from headscope.checkpointed import layerwise, offloaded_layers
 from headscope.errors import DataError
-from headscope.examples import Batch
+from headscope.examples import Batch, sent
 from headscope.heads import Site, SiteId
 from headscope.inputs import probe_inputs
 from headscope.losses import Distribution, choices, draw, losses, normals, scores, uniforms, wide
@@ -63,7 +63,8 @@ class Apart:
 class _Rows:
     """Predicted positions as rows: their states (with the graph below), example, target and noise of each draw.
 
-    `positions` counts those of a row's example: an example's loss is the mean over its positions.
+    `positions` counts those of a row's example: an example's loss is the mean over its positions. `example` is on the
+    host, where losses are summed; nothing here is asked of a GPU, so that the host never waits inside a batch.
     """
 
     states: Tensor
@@ -102,7 +103,9 @@ class Objective:
             DataError: a loss is not finite.
         """
         with torch.no_grad():
-            return self._pull(self._rows(batch, Wanted()), batch, Wanted())[0]
+            rows = self._rows(batch, Wanted())
+            lost, _ = self._pull(rows, batch, Wanted())
+        return self._summed(rows, lost, batch)
 
     def say(
         self, batch: Batch, during: AbstractContextManager[Any] | None = None, *, predictions: bool = False
@@ -119,13 +122,13 @@ class Objective:
             lost, predicted = [], []
             for part in self._parts(rows):
                 outputs = rows.finish(rows.states[part])
-                lost.append(losses(outputs, rows.targets[part], kind).cpu().double())
+                lost.append(losses(outputs, rows.targets[part], kind))
                 if predictions:
-                    predicted.append(choices(outputs, kind).cpu())
-        each = torch.cat(lost)
-        loss = torch.zeros(len(batch), dtype=torch.float64).index_add_(0, rows.example.cpu(), each) / batch.positions
+                    predicted.append(choices(outputs, kind))
+        each = torch.cat(lost).cpu().double()
+        loss = torch.zeros(len(batch), dtype=torch.float64).index_add_(0, rows.example, each) / batch.positions
         self._require_finite(batch, torch.isfinite(loss), "the loss")
-        return Said(loss, each, torch.cat(predicted) if predictions else None)
+        return Said(loss, each, torch.cat(predicted).cpu() if predictions else None)
 
     def run(self, batch: Batch, seen: Watch, wanted: Wanted) -> Outcome:
         """Run a batch under `watch` and make the backward passes that are wanted.
@@ -136,15 +139,17 @@ class Objective:
         seen.batch = len(batch)
         with torch.set_grad_enabled(bool(wanted.gradient or wanted.draws)):
             rows = self._rows(batch, wanted)
-            loss, pulls = self._pull(rows, batch, wanted)
-            outcome = Outcome(loss)
+            lost, pulls = self._pull(rows, batch, wanted)
+            outcome = Outcome(torch.zeros(0))
             for index, pull in enumerate(pulls):
                 rows.states.backward(pull, retain_graph=index + 1 < len(pulls))
                 self._collect(outcome, seen, own=wanted.gradient and index == 0)
-        finite = [values.isfinite().flatten(1).all(dim=1).cpu() for values in outcome.gate.values()]
-        finite += [values.isfinite().all(dim=-1).all(dim=0).cpu() for values in outcome.sampled.values()]
+        finite = [values.isfinite().flatten(1).all(dim=1) for values in outcome.gate.values()]
+        finite += [values.isfinite().all(dim=-1).all(dim=0) for values in outcome.sampled.values()]
+        outcome.loss = self._summed(rows, lost, batch)  # here the host waits for a GPU
         if finite:
-            self._require_finite(batch, torch.stack(finite).all(dim=0), "a gradient")
+            every = torch.stack([one.to(finite[0].device) for one in finite]).all(dim=0)
+            self._require_finite(batch, every.cpu(), "a gradient")
         return outcome
 
     def apart(self, batch: Batch, gates: Mapping[SiteId, Tensor], distance: Distance) -> Apart:
@@ -177,7 +182,7 @@ class Objective:
                 outputs = rows.finish(states)
                 each = distance(first.cpu(), outputs.cpu()) if narrow else distance(first, outputs)
             each = each / rows.positions[part].to(each.device)
-            total.index_add_(0, rows.example[part].cpu(), each.detach().cpu())
+            total.index_add_(0, rows.example[part], each.detach().cpu())
             (pull[part],) = torch.autograd.grad(each.sum(), states)
         self._require_finite(batch, total.isfinite(), "the divergence")
         found = torch.autograd.grad(rows.states, leaves, pull, allow_unused=True, materialize_grads=True)
@@ -190,7 +195,7 @@ class Objective:
         for site in self.sites:
             found = seen.records[site.id].gate_gradient
             if found is None:
-                found = torch.zeros(seen.batch, 1, site.n_heads)  # nothing of the loss depends on this site
+                found = torch.zeros(seen.batch, 1, site.n_heads, device=self.model.device)  # no loss depends on it
             if own:
                 outcome.gate[site.id] = found
             else:
@@ -203,15 +208,17 @@ class Objective:
         inputs = model_inputs(self.model, self.task, placed)
         if self.on_inputs is not None:
             self.on_inputs(inputs, placed)
-        predicted = placed.predicted
         with layerwise(self._layers):
             if self.head is not None:
-                states, finish = self.head.body(self.model, inputs)[predicted], self.head.logits
+                shown, finish = self.head.body(self.model, inputs), self.head.logits
             else:
-                states, finish = self.task.rows(self.model(**inputs), placed)[predicted], _unchanged
-        example = predicted.nonzero()[:, 0]
-        noise = [self._noise(placed, states, index, wanted) for index in range(wanted.draws)]
-        return _Rows(states, example, placed.targets[predicted], placed.positions[example], finish, noise)
+                shown, finish = self.task.rows(self.model(**inputs), placed), _unchanged
+        assert shown.shape[:2] == batch.targets.shape
+        example, position = batch.predicted.nonzero(as_tuple=True)
+        states = shown[sent(example, shown.device), sent(position, shown.device)]
+        targets, positions = batch.targets[example, position], batch.positions[example]
+        noise = [self._noise(batch, states, index, wanted) for index in range(wanted.draws)]
+        return _Rows(states, example, sent(targets, shown.device), sent(positions, shown.device), finish, noise)
 
     def _noise(self, batch: Batch, states: Tensor, index: int, wanted: Wanted) -> Tensor:
         """Numbers keyed by seed, example and draw, so that batching changes nothing; one per row, in row order."""
@@ -226,8 +233,7 @@ class Objective:
             else:
                 shape = (count,) if kind is Distribution.GAUSSIAN else (count, states.shape[-1])
                 parts.append(normals(shape, seed=seed, example=number, draw=index))
-        noise = torch.cat(parts)
-        return noise.to(states.device, torch.float32 if states.device.type == "mps" else torch.float64)
+        return sent(torch.cat(parts), states.device)
 
     def _parts(self, rows: _Rows) -> list[slice]:
         """Pieces of rows whose logits may be held at once."""
@@ -238,19 +244,20 @@ class Objective:
         size = max(16, CHUNK_VALUES // width)
         return [slice(start, start + size) for start in range(0, count, size)]
 
-    def _pull(self, rows: _Rows, batch: Batch, wanted: Wanted) -> tuple[Tensor, list[Tensor]]:
-        """Losses of the examples, and the gradient of each wanted loss with respect to the rows' states."""
+    def _pull(self, rows: _Rows, batch: Batch, wanted: Wanted) -> tuple[list[Tensor], list[Tensor]]:
+        """What rows add to the losses of their examples, if these have any, `[row]` in parts, and the gradient of each
+        wanted loss with respect to the rows' states.
+        """
         kind = self.task.distribution
-        count = len(batch) if batch.labelled and kind is not Distribution.DIRECTION else 0
-        loss = torch.zeros(count, dtype=torch.float64)
+        lost: list[Tensor] = []
         pulls = [torch.zeros_like(rows.states) for _ in range(int(wanted.gradient) + wanted.draws)]
         for part in self._parts(rows):
             states = rows.states[part].detach().requires_grad_(True)
             outputs = rows.finish(states)
             totals: list[Tensor] = []
-            if count:
+            if self._judges(batch):
                 each = losses(outputs, rows.targets[part], kind) / rows.positions[part]
-                loss.index_add_(0, rows.example[part].cpu(), each.detach().cpu().double())
+                lost.append(each.detach())
                 totals += [each.sum()] if wanted.gradient else []
             for noise in rows.noise:
                 if kind is Distribution.CATEGORICAL and noise.dim() == 2:
@@ -260,9 +267,18 @@ class Objective:
             for index, total in enumerate(totals):
                 (gradient,) = torch.autograd.grad(total, states, retain_graph=index + 1 < len(totals))
                 pulls[index][part] = gradient
-        if count:
+        return lost, pulls
+
+    def _judges(self, batch: Batch) -> bool:
+        return batch.labelled and self.task.distribution is not Distribution.DIRECTION
+
+    def _summed(self, rows: _Rows, lost: list[Tensor], batch: Batch) -> Tensor:
+        """The loss of each example, `[example]` in float64 on the host; empty without labels."""
+        loss = torch.zeros(len(batch) if self._judges(batch) else 0, dtype=torch.float64)
+        if lost:
+            loss.index_add_(0, rows.example, torch.cat(lost).cpu().double())
             self._require_finite(batch, torch.isfinite(loss), "the loss")
-        return loss, pulls
+        return loss
 
     def _require_finite(self, batch: Batch, finite: Tensor, what: str) -> None:
         """Refuse NaN and infinity, which would make the whole ranking meaningless; `finite` is `[example]`."""

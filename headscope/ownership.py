@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from headscope.parallel import local
+
 
 @dataclass(frozen=True)
 class AxisTouch:
@@ -60,7 +62,8 @@ def touched_by_each(target: Tensor, heads: Tensor, n_heads: int, tensor: Tensor)
     """Which indices each head touches, `[head index]` for each axis; a backward pass a head, for shared slices."""
     weights = _weights(target)
     rows = [_nonzero(target, weights * (heads == head).to(target.dtype), [tensor])[0] for head in range(n_heads)]
-    blank = [torch.zeros(size, dtype=torch.bool, device=tensor.device) for size in tensor.shape]
+    held = local(tensor)
+    blank = [torch.zeros(size, dtype=torch.bool, device=held.device) for size in held.shape]
     return [torch.stack([(row or blank)[axis] for row in rows]) for axis in range(tensor.dim())]
 
 
@@ -121,7 +124,7 @@ def _weights(target: Tensor) -> Tensor:
 def _nonzero(target: Tensor, cotangent: Tensor, tensors: Sequence[Tensor]) -> list[list[Tensor] | None]:
     """For each tensor and each of its axes, the indices with a non-zero gradient; None where no graph leads there."""
     gradients = torch.autograd.grad(target, list(tensors), cotangent, retain_graph=True, allow_unused=True)
-    return [None if gradient is None else _axes(gradient != 0) for gradient in gradients]
+    return [None if gradient is None else _axes(local(gradient) != 0) for gradient in gradients]
 
 
 def _axes(pattern: Tensor) -> list[Tensor]:

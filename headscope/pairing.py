@@ -24,6 +24,7 @@ from headscope.memory import in_halves
 from headscope.objective import Objective
 from headscope.pair_sums import PairSums
 from headscope.pairs import HeadSpace
+from headscope.parallel import of_all, shards_of
 from headscope.reading import RowReader
 from headscope.shapes import Bool
 from headscope.study import Progress, Study, batches
@@ -98,6 +99,7 @@ def run(party: Party, sums: PairSums, progress: Progress | None = None) -> tuple
     cut, unit = batches(first), total.fresh()
     own = unit.pairs
     assert own is not None
+    split = any(shards_of(study.loaded.model).size > 1 for study in party.studies)  # no process knows of others' halves
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         seen = Watch()
@@ -108,7 +110,7 @@ def run(party: Party, sums: PairSums, progress: Progress | None = None) -> tuple
                 one(batch)
 
         def add(batch: Batch) -> None:
-            for part, _ in in_halves(show, batch, unit.notes):
+            for part, _ in in_halves(show, batch, unit.notes, least=len(batch) if split else 1):
                 while own.end(seen):
                     show(part)
 
@@ -133,7 +135,8 @@ def _ready(
     own = stack.enter_context(watch(model, sites, gradients=False))
     seen.records |= own.records
     stack.enter_context(sums.watching(model, sites))
-    reader = RowReader(model, sites, sums.readers, replace=True) if sums.readers else None
+    readers = [of_all(one, sites, shards_of(model)) for one in sums.readers]
+    reader = RowReader(model, sites, readers, replace=True) if readers else None
     if reader is not None:
         stack.enter_context(reader.reading())
 

@@ -9,6 +9,7 @@ from headscope.errors import UsageError
 from headscope.examples import HELD_OUT, Examples, held_out
 from headscope.mending import Mender
 from headscope.models import LoadedModel
+from headscope.noisy import learned
 from headscope.stored import stored_format
 from headscope.study import Study, StudyOptions
 
@@ -50,17 +51,30 @@ def prepare(
             choosing, judged = held_out(choosing, options.seed)
     study = Study(loaded, choosing, options)
     judging = study.on(judged)
-    mender = None
+    repairing = None
     if compensate or (compensate is None and choosing is not None):
-        mender = _mender(study, choosing, notes, asked=compensate is True)
-    return Prepared(study, judging, mender, tuple(notes))
+        repairing = _mender(study, choosing, notes, asked=compensate is True)
+    return Prepared(study, judging, repairing, tuple(notes))
+
+
+def mender(study: Study) -> Mender:
+    """What repairs by a study's examples, in the format in which the weights are stored; where the model reads images
+    and has learned them by heart, by noisy copies too.
+    """
+    return Mender(study, dtype=stored_format(study.loaded), noise=learned(study))
 
 
 def _mender(study: Study, choosing: Examples | None, notes: list[str], *, asked: bool) -> Mender | None:
     """What repairs, by examples that choose and never by those that judge; None, and a note, where they are too few."""
     count = 0 if choosing is None else len(choosing)
     if count >= HELD_OUT:
-        return Mender(study, dtype=stored_format(study.loaded))
+        made = mender(study)
+        if made.noise:
+            notes.append(
+                "the model has learned these images by heart (its loss there is less than half of what it expects): "
+                "repairs, and auto, go by noisy copies of them too"
+            )
+        return made
     if asked:
         raise UsageError(f"--compensate needs {HELD_OUT} examples to choose by, and there are {count}")
     notes.append(f"no repair was tried: {count} examples are too few for one")

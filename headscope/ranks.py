@@ -103,9 +103,11 @@ class Ranks:
             dist.destroy_process_group()
 
     def _leave(self, error: BaseException | None) -> None:
-        said: dict[str, str | None] = {"end": "done"}
-        if isinstance(error, HeadscopeError):
-            said = {"end": "failed", "message": str(error), "hint": error.hint}
+        said: dict[str, str | int | None] = {"end": "done"}
+        if isinstance(error, RankError):  # another may have ended the run, and is to be named
+            said = {"end": "failed", "message": error.message, "hint": error.hint, "rank": error.rank}
+        elif isinstance(error, HeadscopeError):
+            said = {"end": "failed", "message": f"failed: {error}", "hint": error.hint, "rank": self.rank}
         elif error is not None:
             said = {"end": "stopped"}
         self._store.set(f"headscope/left/{self.rank}", json.dumps(said))
@@ -157,8 +159,8 @@ class Ranks:
                 left = self._word("left", rank)
                 if left and json.loads(left)["end"] != "done":
                     said = json.loads(left)
-                    message = f"failed: {said['message']}" if "message" in said else "was ended"
-                    raise RankError(rank, message, hint=said.get("hint") or self._hint)
+                    message = said.get("message", "was ended")
+                    raise RankError(said.get("rank", rank), message, hint=said.get("hint") or self._hint)
             self._require_beats(SILENCE)
 
     def _require_beats(self, silence: float) -> None:

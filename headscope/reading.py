@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from headscope.capture import SiteCalls
 from headscope.checkpointed import again
 from headscope.heads import Site, SiteId
+from headscope.parallel import shards_of
 from headscope.patterns import Block, read
 from headscope.scores import RowBlock
 from headscope.taps import AttentionCall, FunctionTap, InterfaceTap, ModuleStack
@@ -37,15 +38,26 @@ class RowReader:
         replace: bool,
     ) -> None:
         self.model, self.readers, self.replace = model, readers, replace
-        self._calls = SiteCalls((model.get_submodule(site.module), site) for site in sites)
+        self._shards = shards_of(model)
+        self._calls = SiteCalls((model.get_submodule(site.module), self._shards.part(site)) for site in sites)
         self._function = any(site.source == "function" for site in sites)
         self._texts, self._examples = Texts({}, None, None), 1
-        self.sums: dict[SiteId, Sums] = {}
+        self._sums: dict[SiteId, Sums] = {}
 
     def start(self, texts: Texts, examples: int) -> None:
         """Begin a batch: what stands in it, and how many examples it has."""
         self._texts, self._examples = texts, examples
-        self.sums.clear()
+        self._sums.clear()
+
+    @property
+    def sums(self) -> dict[SiteId, Sums]:
+        """What the readers summed over the batch, `[example head]` by site and name."""
+        if self._shards.size == 1:
+            return self._sums
+        return {
+            site: {name: self._shards.gathered(values, 1) for name, values in found.items()}
+            for site, found in self._sums.items()
+        }
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -79,7 +91,7 @@ class RowReader:
 
     def _add(self, block: Block) -> None:
         """Add what the scores make of a block to the sums of its examples and heads."""
-        site, sums = block.site, self.sums.setdefault(block.site.id, {})
+        site, sums = block.site, self._sums.setdefault(block.site.id, {})
         shown = self._texts.block(block, self._examples)
         for reader in self.readers:
             for name, values in reader(shown).items():

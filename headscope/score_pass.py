@@ -20,6 +20,7 @@ from headscope.models import LoadedModel
 from headscope.objective import Objective, Wanted
 from headscope.offload import home
 from headscope.pair_sums import PairSums
+from headscope.parallel import of_all, shards_of
 from headscope.reading import RowReader
 from headscope.scores import RowBlock, Score
 from headscope.tallies import Tally
@@ -62,7 +63,9 @@ class ScorePass:
 
     def _add(self, seen: Watch, reader: RowReader | None, batch: Batch) -> None:
         unit, objective = self.unit, self.objective
-        for part, outcome in in_halves(lambda part: objective.run(part, seen, self.wanted), batch, unit.notes):
+        least = len(batch) if shards_of(self.loaded.model).size > 1 else 1  # the others could not know of halves
+        run = partial(objective.run, seen=seen, wanted=self.wanted)
+        for part, outcome in in_halves(run, batch, unit.notes, least=least):
             if self.alone:
                 outcome.alone = gated.by_site([self.alone[number] for number in part.numbers], self.sites)
             if self.ablated:
@@ -76,7 +79,9 @@ class ScorePass:
     def _reader(self) -> RowReader | None:
         """What reads attention rows while the objective runs, if a score or a measure of pairs wants them."""
         model, pairs = self.loaded.model, self.unit.pairs
-        readers = reads_rows(self.unit.scores.scores.values(), pairs)
+        readers = reads_rows(self.unit.scores.scores.values(), None)
+        if pairs is not None:
+            readers += [of_all(one, self.sites, shards_of(model)) for one in pairs.readers]
         replace = not (self.wanted.gradient or self.wanted.draws)
         reader = RowReader(model, self.sites, readers, replace=replace) if readers else None
         special: Tensor | None = None

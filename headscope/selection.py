@@ -118,6 +118,8 @@ class _Chooser:
 
     def __init__(self, study: Study, request: Request, seed: int, *, mender: Mender | None) -> None:
         self.study, self.request, self.seed, self.mender = study, request, seed, mender
+        self.scored = mender.study if mender is not None and request.criterion == "auto" else study
+        """What scores are measured on: `auto`, which promises none by name, takes the mender's noisy copies too."""
         self.sites = _all(study)
         self.able = able_sites(study, masked=request.masked)
         self.rules = Rules(request.scope, request.unit, request.min_heads, structural=not request.masked)
@@ -216,9 +218,9 @@ class _Chooser:
         plan = Plan(self.sites, tuple(sorted(gone)))
         with without(self.study, plan) if self.mender is None else self.mender.mended(plan):
             if criterion.greedy is None:
-                found = criterion.scores(self.study, self.seed)
+                found = criterion.scores(self.scored, self.seed)
             else:
-                found = criterion.greedy(self.study, self.seed, blocks(self.sites, self.rules, gone=gone))
+                found = criterion.greedy(self.scored, self.seed, blocks(self.sites, self.rules, gone=gone))
         if not gone:
             self._first_scores[self.criterion] = found
         return found

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from headscope.examples import Batch
+from headscope.examples import Batch, sent
 from headscope.heads import Site, SiteId
 from headscope.objective import Outcome
 from headscope.scores import Evidence, Means, Score
@@ -38,28 +38,30 @@ class ScoreSums:
 
     def add(self, batch: Batch, outcome: Outcome, sites: Sequence[Site], rows: Rows) -> None:
         """Add the examples of a batch."""
-        half = torch.tensor([number % 2 for number in batch.numbers])
         for number in batch.numbers:
             self.counts[number % 2] += 1
+        odd = torch.tensor([number % 2 for number in batch.numbers], dtype=torch.float64)
+        halves, positions = _Placed(torch.stack((1 - odd, odd))), _Placed(batch.positions)
         for site in sites:
-            gate, sampled = outcome.gate.get(site.id), outcome.sampled.get(site.id)
+            gate, sampled = _host(outcome.gate.get(site.id)), _host(outcome.sampled.get(site.id))
             read, alone, ablated = rows.get(site.id), outcome.alone.get(site.id), outcome.ablated.get(site.id)
-            evidence = Evidence(site, batch.positions, _host(gate), _host(sampled), read, alone, ablated)
+            counted = batch.positions if sampled is None else positions.on(sampled.device)
+            evidence = Evidence(site, counted, gate, sampled, read, alone, ablated)
             moments: dict[str, Tensor] = {}
             for score in self.scores.values():
                 moments |= score.moments(evidence)
-            self._add(site, moments, half)
+            self._add(site, moments, halves)
 
-    def _add(self, site: Site, moments: Mapping[str, Tensor], half: Tensor) -> None:
+    def _add(self, site: Site, moments: Mapping[str, Tensor], halves: _Placed) -> None:
         kept = self._totals.setdefault(str(site.id), {})
         for name, values in moments.items():
             if name not in kept:
                 blank = torch.zeros(2, site.n_heads, dtype=torch.float64, device=values.device)
                 kept[name] = (blank, blank.clone())
             total, seen = kept[name]
-            present = values.isfinite()
-            total.index_add_(0, half.to(values.device), values.double().where(present, 0.0))
-            seen.index_add_(0, half.to(values.device), present.double())
+            present, half = values.isfinite(), halves.on(values.device)  # a product, for a GPU adds in the same order
+            total += half @ values.double().where(present, 0.0)
+            seen += half @ present.double()
 
     def state(self) -> State:
         """Totals, `[half head]`, and how many examples stand in them, by site and moment; without what is `whole`."""
@@ -95,6 +97,20 @@ class ScoreSums:
                 means = Means(self.counts[index], self.means(site.id, index))
                 ranking += score.finish(site, means)[score.ranks].tolist()
         return spearman(*halves)
+
+
+class _Placed:
+    """A tensor of the host on each device that asks for it, sent there once."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = {values.device: values}
+        self._host = values
+
+    def on(self, device: torch.device) -> Tensor:
+        """The tensor on a device."""
+        if device not in self._values:
+            self._values[device] = sent(self._host, device)
+        return self._values[device]
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:

@@ -26,6 +26,7 @@ from headscope.location import Location
 from headscope.manifest import changed_files, read_manifest
 from headscope.numbers import check_recipe
 from headscope.offload import stored
+from headscope.parallel import local
 
 _PICKLE_INDEX = "pytorch_model.bin.index.json"
 
@@ -153,7 +154,22 @@ def non_finite(model: nn.Module) -> dict[str, int]:
         path, _, own = name.rpartition(".")
         parameter = stored(model.get_submodule(path), own)
         if parameter.is_floating_point() and parameter.device.type != "meta":
-            count = int((~torch.isfinite(parameter)).sum())
+            count = int((~torch.isfinite(local(parameter))).sum())
             if count:
                 found[name] = count
     return found
+
+
+def dense() -> Any:
+    """Weights of a GGUF file as ordinary matrices, whatever packages are installed."""
+    from transformers import GgufConfig
+
+    return GgufConfig(dequantize=True)
+
+
+def undo_quantisation(model: Any) -> None:
+    """Dense weights are no longer quantised: let the model be saved and trained like any other."""
+    model.hf_quantizer = None  # type: ignore[assignment]
+    model.is_quantized = False  # type: ignore[assignment]
+    if hasattr(model.config, "quantization_config"):
+        delattr(model.config, "quantization_config")

@@ -29,10 +29,23 @@ class Ended:
 
 def forked(size: int, job: Callable[[ranks.Ranks], Any], folder: Path, **options: Any) -> list[Ended]:
     """Run a job on every rank; what still runs two seconds after rank 0 has ended is killed."""
+
+    def join(place: Standing) -> Any:
+        with ranks.Ranks(place, **{"timeout": 30.0} | options) as group:
+            return job(group)
+
+    return spread(size, join, folder, patience=2.0)
+
+
+def spread(size: int, job: Callable[[Standing], Any], folder: Path, *, patience: float) -> list[Ended]:
+    """Run a job in as many processes, whose environment is that of ranks which wait 3 s for a dead one.
+
+    What still runs `patience` seconds after rank 0 has ended is killed.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    children = [_fork(rank, size, job, folder, port=port, options=options) for rank in range(size)]
+    children = [_fork(Standing(rank, size, rank), job, folder, port) for rank in range(size)]
     statuses: dict[int, int] = {}
     until = time.monotonic() + 60
     while len(statuses) < size:
@@ -41,7 +54,7 @@ def forked(size: int, job: Callable[[ranks.Ranks], Any], folder: Path, **options
                 done, status = os.waitpid(child, os.WNOHANG)
                 if done:
                     statuses[rank] = status
-                    until = min(until, time.monotonic() + 2) if rank == 0 else until
+                    until = min(until, time.monotonic() + patience) if rank == 0 else until
         if time.monotonic() > until:
             for rank in set(range(size)) - set(statuses):
                 os.kill(children[rank], signal.SIGKILL)
@@ -55,23 +68,20 @@ def _read(path: Path, status: int) -> Ended:
     return pickle.loads(path.read_bytes())
 
 
-def _fork(
-    rank: int, size: int, job: Callable[[ranks.Ranks], Any], folder: Path, *, port: int, options: dict[str, Any]
-) -> int:
+def _fork(place: Standing, job: Callable[[Standing], Any], folder: Path, port: int) -> int:
     child = os.fork()
     if child:
         return child
     code = 1
     try:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ |= {"RANK": str(place.rank), "LOCAL_RANK": str(place.rank), "WORLD_SIZE": str(place.world)}
         ranks.BEAT, ranks.SILENCE, ranks.LOOK, ranks.PARTING = 0.1, 3.0, 0.1, 2.0
-        ended = Ended()
         try:
-            with ranks.Ranks(Standing(rank, size, rank), **{"timeout": 30.0} | options) as group:
-                ended = Ended(given=job(group))
+            ended = Ended(given=job(place))
         except HeadscopeError as error:
             ended = Ended(error=f"{type(error).__name__}: {error} ({error.hint})")
-        (folder / f"rank-{rank}.pickle").write_bytes(pickle.dumps(ended))
+        (folder / f"rank-{place.rank}.pickle").write_bytes(pickle.dumps(ended))
         code = 0
     finally:
         if code:

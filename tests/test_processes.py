@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -167,3 +168,14 @@ def test_b110_the_command_says_which_rank_was_killed_and_goes_on(run: Run, tmp_p
     assert "error: rank 1 was killed by SIGKILL\nhint: the same command goes on" in err
     assert not target.exists()
     assert run(*words, "--work", kept).out == run(*words).out
+
+
+def test_the_script_for_gpus_runs_on_a_cpu_in_a_reduced_form(tmp_path: Path) -> None:
+    script = Path(__file__).parent / "gpu" / "run.sh"
+    ran = subprocess.run([script, "--device", "cpu"], env=os.environ | {"OUT": str(tmp_path)}, capture_output=True)
+    assert ran.returncode == 0, ran.stderr.decode()
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert found["failures"] == [] and found["proof"]["passed"]
+    gaps = found["agreement"]["vit-digits"]["float32"]
+    assert len(gaps) > 25 and 0 < gaps["importance"] < 1e-4
+    assert found["speed"]["inspect sentiment-minilm, cpu"]["examples_per_second"] > 0

@@ -27,8 +27,10 @@ KINDS = {
 }
 
 
-def study(name: str, *, limit: int | None, batch_size: int | None = None, dtype: str = "float32") -> Study:
-    options = StudyOptions(LoadOptions(dtype=dtype), DataOptions(limit=limit), batch_size=batch_size)
+def study(
+    name: str, *, limit: int | None, batch_size: int | None = None, dtype: str = "float32", device: str = "cpu"
+) -> Study:
+    options = StudyOptions(LoadOptions(dtype=dtype, device=device), DataOptions(limit=limit), batch_size=batch_size)
     return Study.open(str(SAMPLES / name), str(SAMPLES / name / TEST_FILES[name]), options)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headscope.columns import Column
 from headscope.measures import Evidence, Measure, PairValues, Shares
-from headscope.pairs import Averaged, HeadSpace, PairMeans, Pairs
+from headscope.pairs import Averaged, HeadSpace, PairMeans, Pairs, double
 from headscope.shapes import Float
 
 CELLS = 4096
@@ -37,10 +37,8 @@ class Divergence(Averaged):
     def add(self, part: Shares) -> None:
         """Add the rows of a part."""
         wanted = None if self._wanted is None else self._wanted[part.heads][:, part.heads]
-        total = torch.zeros(len(part.heads), len(part.heads), dtype=torch.float64)
-        for cells in part.cells.split(CELLS, dim=1):
-            total += divergences(cells.contiguous(), wanted)
-        self._means.add(part.heads, total, part.texts)
+        each = [divergences(cells.contiguous(), wanted) for cells in part.cells.split(CELLS, dim=1)]
+        self._means.add(part.heads, torch.stack(each).sum(dim=0), part.texts)
 
     def finish(self) -> PairValues:
         """`1 − √(mean JS / ln 2)` of every pair, NaN for pairs that were not wanted."""
@@ -59,15 +57,15 @@ def divergences(cells: Float[Tensor, "head cell"], wanted: Tensor | None = None)
     half = 0.5 * cells  # of a pair: p/2 + q/2 = m
     half.clamp_min_(torch.finfo(cells.dtype).tiny)  # 0 log 0 is nothing: so small a number changes nothing
     own = cells.clamp_min(torch.finfo(cells.dtype).tiny).log_().mul_(half)
-    total = torch.zeros(count, count, dtype=torch.float64)
+    total = cells.new_zeros(count, count)
     for head in range(count - 1):
         others = slice(head + 1, count) if wanted is None else head + 1 + wanted[head, head + 1 :].nonzero()[:, 0]
         middle = half[others] + half[head]
         if len(middle):
             each = own[others] + own[head]
             each -= middle.log().mul_(middle)
-            total[head, others] = each.sum(dim=1).double().cpu()
-    return total + total.T
+            total[head, others] = each.sum(dim=1)
+    return double(total + total.T)
 
 
 def candidates(overlap: Float[Tensor, "head head"], count: int) -> Pairs:

@@ -37,9 +37,13 @@ class MeanCosine:
         for width, shown in widths.items():
             places = self._space.places_of(tuple(site for site, _ in shown))
             size = max(1, BLOCK_VALUES // (len(places) * width))
+            found: tuple[Tensor, ...] = ()
             for first in range(0, len(part.numbers), size):
                 written = [self._written(site, wide(outputs[first : first + size])) for site, outputs in shown]
-                self._add(places, torch.cat(written))
+                more = _cosines(torch.cat(written))
+                found = tuple(map(torch.add, found, more)) if found else more
+            for sums, table in zip((self._sums, self._tokens), found, strict=bool(found)):
+                sums[places[:, None], places] += table.cpu()
 
     def _matrix(self, site: int) -> Tensor | None:
         if site not in self._matrices:
@@ -51,13 +55,6 @@ class MeanCosine:
         matrix = self._matrix(site)
         assert matrix is not None
         return outputs.transpose(0, 1) @ matrix.to(outputs)
-
-    def _add(self, places: Tensor, written: Tensor) -> None:
-        lengths = torch.linalg.vector_norm(written, dim=-1)
-        directions = (written / lengths.clamp_min(torch.finfo(lengths.dtype).tiny).unsqueeze(-1)).flatten(1)
-        writes = (lengths > 0).to(lengths.dtype)
-        self._sums[places[:, None], places] += double(directions @ directions.T).cpu()
-        self._tokens[places[:, None], places] += double(writes @ writes.T).cpu()
 
     def state(self) -> State:
         """The sums so far."""
@@ -76,6 +73,14 @@ class MeanCosine:
     def finish(self) -> PairValues:
         """The mean cosine of every pair; NaN where no token counts."""
         return PairValues((self._sums / self._tokens).clamp(-1, 1))
+
+
+def _cosines(written: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of the cosines of what heads have written, `[head token d_model]`, and of how many tokens: `[head head]`."""
+    lengths = torch.linalg.vector_norm(written, dim=-1)
+    directions = (written / lengths.clamp_min(torch.finfo(lengths.dtype).tiny).unsqueeze(-1)).flatten(1)
+    writes = (lengths > 0).to(lengths.dtype)
+    return double(directions @ directions.T), double(writes @ writes.T)
 
 
 MEASURE = Measure(

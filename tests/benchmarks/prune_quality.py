@@ -27,8 +27,8 @@ from headscope.counts import total_heads
 from headscope.criteria import load_criterion
 from headscope.data import DataOptions, load_examples
 from headscope.examples import held_out
-from headscope.mending import Mender
 from headscope.plan import Plan, SiteHeads
+from headscope.prepared import mender
 from headscope.request import Request
 from headscope.selection import select
 from headscope.study import Study, StudyOptions
@@ -72,7 +72,7 @@ class Bench:
                 files[1], self.study.loaded, DataOptions(limit=chosen.measured, max_length=options.data.max_length)
             )
         self.sites = tuple(SiteHeads.of(site) for site in self.study.sites)
-        self.judging, self.mender = self.study.on(judged), Mender(self.study)
+        self.judging, self.mender = self.study.on(judged), mender(self.study)
         self._scores: dict[tuple[str, str], dict] = {}
 
     def plan(self, criterion: str, how: Setting) -> Plan:
