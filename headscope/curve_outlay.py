@@ -6,6 +6,7 @@ from headscope.counts import total_heads
 from headscope.criteria import load_criterion
 from headscope.curves import RANDOM, Tracing
 from headscope.estimate import activation_bytes, estimate_table, flops_per_second
+from headscope.footprint import peak
 from headscope.matrices import total_parameters
 from headscope.offload import home
 from headscope.pruning import PruneOptions
@@ -21,8 +22,8 @@ def curve_outlay(model: str, data: str | None, options: PruneOptions) -> Table:
 
     Numbers of heads are those of a random order, which differ from others only where units are of different sizes. A
     repair counts as one pass for each site. Seconds come from parameters x tokens and the speed of a matrix product on
-    the device, so they are a guess, and too low for the criterion ablation; bytes are the weights and the activations
-    of the largest batch.
+    the device, so they are a guess, and too low for the criterion ablation; bytes are the process as it is and the
+    activations of the largest batch.
     """
     tracing = Tracing.open(model, data, options)
     study, judging = tracing.study, tracing.judging
@@ -44,7 +45,7 @@ def curve_outlay(model: str, data: str | None, options: PruneOptions) -> Table:
         ("judged_examples", len(judging.examples or ()), "count"),
         ("judged_passes", judged, "forward passes"),
         ("seconds", 2.0 * parameters * work / flops_per_second(device), "s"),
-        ("peak_bytes", parameters * study.loaded.model.dtype.itemsize + widest * activation_bytes(study), "bytes"),
+        ("peak_bytes", peak([study.loaded.model], widest * activation_bytes(study)), "bytes"),
     ]
     return estimate_table(rows, study, tuple(tracing.notes))
 

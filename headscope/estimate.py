@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from headscope.columns import Column
+from headscope.footprint import peak
 from headscope.inspection import notes
 from headscope.matrices import total_parameters
 from headscope.offload import home
@@ -27,7 +28,7 @@ def estimate(model: str, data: str | None, options: StudyOptions, measures: Sequ
     """The work of `inspect` in numbers: heads, examples, tokens, passes, seconds and bytes.
 
     Seconds come from parameters x tokens x passes and the speed of a matrix product on the device, so they are a guess
-    that leaves out attention maps and start-up; bytes are the weights and the activations of the largest batch.
+    that leaves out attention maps and start-up; bytes are the process as it is and what the largest batch adds.
     """
     study = Study.open(model, data, options)
     names = tuple(study.default_measures() if measures is None else measures)
@@ -42,7 +43,6 @@ def estimate(model: str, data: str | None, options: StudyOptions, measures: Sequ
     tokens = sum(sum(batch.lengths) for batch in cut)
     parameters = total_parameters(study.loaded.model)
     widest = max((max(batch.lengths) * len(batch) for batch in cut), default=0)
-    weights = parameters * study.loaded.model.dtype.itemsize
     rows: list[tuple[str, Cell, str]] = [
         ("measures", ",".join(names), ""),
         ("heads", sum(site.n_heads for site in study.sites), "count"),
@@ -52,7 +52,7 @@ def estimate(model: str, data: str | None, options: StudyOptions, measures: Sequ
         ("tokens", tokens, "count"),
         ("passes", passes, "forward passes"),
         ("seconds", 2.0 * parameters * tokens * passes / flops_per_second(home(study.loaded.model)), "s"),
-        ("peak_bytes", weights + widest * activation_bytes(study), "bytes"),
+        ("peak_bytes", peak([study.loaded.model], widest * activation_bytes(study)), "bytes"),
     ]
     return estimate_table(rows, study, notes(study, Scores(names, {})))
 

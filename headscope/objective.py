@@ -195,7 +195,7 @@ class Objective:
         for site in self.sites:
             found = seen.records[site.id].gate_gradient
             if found is None:
-                found = torch.zeros(seen.batch, 1, site.n_heads, device=self.model.device)  # no loss depends on it
+                found = torch.zeros(seen.batch, 1, site.n_heads, device=self._home)  # no loss depends on it
             if own:
                 outcome.gate[site.id] = found
             else:
@@ -212,7 +212,7 @@ class Objective:
             if self.head is not None:
                 shown, finish = self.head.body(self.model, inputs), self.head.logits
             else:
-                shown, finish = self.task.rows(self.model(**inputs), placed), lambda rows: rows
+                shown, finish = self.task.rows(self.model(**inputs), placed), torch.nn.Identity()
         assert shown.shape[:2] == batch.targets.shape
         example, position = batch.predicted.nonzero(as_tuple=True)
         states = shown[sent(example, shown.device), sent(position, shown.device)]

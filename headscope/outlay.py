@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from headscope.comparison import open_studies
 from headscope.estimate import estimate_table, flops_per_second
+from headscope.footprint import peak
 from headscope.matrices import total_parameters
 from headscope.metrics import choose_metric
 from headscope.offload import home
@@ -20,7 +21,7 @@ def outlay(
     """The work of `evaluate` in numbers: models, examples, tokens, seconds and bytes.
 
     Seconds come from parameters x tokens and the speed of a matrix product on the device, so they are a guess; bytes
-    are the weights of all models and the outputs of two of them for the largest batch.
+    are the process with all models and the outputs of two of them for the largest batch.
     """
     studies = open_studies(models, data, options)
     first = studies[0]
@@ -33,6 +34,7 @@ def outlay(
     width = int(config.vocab_size) if first.loaded.task.vocabulary else 0
     widest = max(max(batch.lengths) * len(batch) for batch in cut)
     streams = 20 * max(site.d_model for site in first.sites)
+    outputs = widest * (2 * width + streams) * itemsize
     rows: list[tuple[str, Cell, str]] = [
         ("models", len(studies), "count"),
         ("metric", chosen.name if chosen else None, ""),
@@ -46,6 +48,10 @@ def outlay(
             2.0 * sum(sizes) * tokens / flops_per_second(home(first.loaded.model)) + SECONDS * len(speed),
             "s",
         ),
-        ("peak_bytes", sum(sizes) * itemsize + widest * (2 * width + streams) * itemsize, "bytes"),
+        (
+            "peak_bytes",
+            peak([study.loaded.model for study in studies], outputs),
+            "bytes",
+        ),
     ]
     return estimate_table(rows, first, first.loaded.notes)

@@ -16,7 +16,7 @@ FLOORS = [
     "offload",
     "portable reload least_squares downdates foreign left made_up made_up/*",
     "columns shapes states heads provenance losses examples rows inputs positions taps alignment",
-    "parallel checkpointed",
+    "parallel checkpointed footprint",
     "ownership",
     "metrics places registry devices upload tables cost naming jsonfiles unpack geometry moving stacks capture "
     "vocabulary tiles memory sampling subsets curve_columns outcomes launching",

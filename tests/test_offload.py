@@ -221,20 +221,21 @@ def test_what_needs_all_weights_says_so(
 
 
 MEASURED = """
-import resource, sys
-import headscope.cli, headscope.inspection, headscope.study, accelerate, pandas, headscope.reports.csv
+import re, sys
+import accelerate, headscope.cli, headscope.study
 from transformers import LlamaForCausalLM
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak(): return re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]
 before, sys.argv = peak(), ["headscope", *sys.argv[1:]]
 code = headscope.cli._run()
 print(before, peak())
 sys.exit(code)
 """
+"""Prints kilobytes; not those of getrusage, which begin with what the starting process holds."""
 
 
 @pytest.mark.slow
 def test_a_model_of_seven_budgets_stays_within_twice_its_budget(tmp_path: Path) -> None:
-    """740 MB of weights in 120 MB: importance as in memory, the process below 600 MB with its 370 MB of libraries."""
+    """740 MB of weights in 120 MB: importance as in memory, the process below 600 MB with its 390 MB of libraries."""
     sizes = {"hidden_size": 1024, "intermediate_size": 2736, "num_hidden_layers": 16, "vocab_size": 300}
     heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64, "pad_token_id": 0}
     torch.manual_seed(0)
@@ -243,8 +244,8 @@ def test_a_model_of_seven_budgets_stays_within_twice_its_budget(tmp_path: Path) 
     model.save_pretrained(tmp_path / "model", max_shard_size="200MB")
     tokenizer("llama").save_pretrained(tmp_path / "model")
     del model
-    data = write(tmp_path / "data.jsonl", [{"text": text} for text in texts([5, 12, 20, 7, 16, 9, 11, 4])])
-    command = [sys.executable, "-c", MEASURED, "inspect", tmp_path / "model", "--data", data, "--batch-size", "4"]
+    data = write(tmp_path / "data.jsonl", [{"text": text} for text in texts([5, 12, 16, 7, 9, 4])])
+    command = [sys.executable, "-c", MEASURED, "inspect", tmp_path / "model", "--data", data, "--batch-size", "2"]
     command += ["--measures", "weights,importance", "--no-progress"]
     peaks = {}
     for device in ("cpu", "balanced"):
