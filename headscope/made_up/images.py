@@ -144,7 +144,7 @@ def _packed(asked: Asked) -> dict[str, Any]:
 
 
 def _strip(asked: Asked) -> dict[str, Any]:
-    """The patches of all images beside each other, as one picture that is a patch high, and rows and columns of each."""
+    """The patches of all images beside each other in a picture one patch high, and rows and columns of each image."""
     side = int(size(asked.vision, ("patch_size",), 14))
     rows, columns = 4, 4  # windows of two, merged twice
     return {

@@ -87,7 +87,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "vocabulary_map": {"<image>": 8, "<|extra_200|>": 9} | {f"<|visual token {i:06d}|>": 20 + i for i in range(64)},
         "image_token_id": DROP,
         "vq_config.codebook_size": 64,
-        "vq_config.hidden_size": 128,
+        "vq_config.channel_multiplier": [1, 1, 1, 2],
     },
     "dots3_note_text|dots3_note(text_config)": {"head_dim": 24},
     "dots3_note": {"audio_config.adapter_in_dim": 64},
