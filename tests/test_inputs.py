@@ -10,7 +10,7 @@ import torch
 from census.build import build, default_format
 from census.classes import attention_modules
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import MiniCPMV4_6ForConditionalGeneration, PreTrainedModel
 
 from headscope import reload
 from headscope.discovery import find_sites
@@ -101,6 +101,13 @@ def test_there_are_as_many_placeholders_as_features() -> None:
     assert int(places.sum()) == sum(len(one) for one in features)
     assert torch.equal(places, inputs["mm_token_type_ids"] == 1)
     assert inputs["attention_mask"].shape == inputs["input_ids"].shape
+
+
+def test_a_model_that_passes_images_on_has_places_for_them() -> None:
+    model = MiniCPMV4_6ForConditionalGeneration(build("minicpmv4_6").config).double().eval()
+    inputs = probe_inputs(model)
+    assert int((inputs["input_ids"] == model.config.image_token_id).sum()) == len(inputs["target_sizes"])
+    assert said(model, inputs)
 
 
 def test_outputs_in_tuples_are_part_of_what_a_model_says() -> None:

@@ -107,9 +107,15 @@ def _masks(
 
 
 def _owner(model: Any, getter: str) -> Any:
-    """The model, or the one inside it, that makes the features."""
+    """The model, or the one inside it, that makes the features; not one that only passes on what it is given."""
     inner = (getattr(model, name, None) for name in ("model", "encoder"))
-    return next((one for one in (model, *inner) if hasattr(one, getter)), None)
+    owners = [one for one in (model, *inner) if hasattr(one, getter)]
+    return next((one for one in owners if not _passes_on(getattr(one, getter))), None)
+
+
+def _passes_on(function: Any) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters)
 
 
 def _typed(value: Any, model: Any) -> Any:
