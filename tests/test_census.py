@@ -59,10 +59,16 @@ def test_what_is_not_exact_has_a_reason() -> None:
 def test_most_types_start_and_are_found_masked_and_pruned() -> None:
     started = [row for row in COMMITTED.values() if row.started == "yes"]
     assert len(started) >= 480
+    softmax = [row for row in started if row.sites_expected or row.kinds]
+    assert sum(row.sites_found == row.sites_expected for row in softmax) >= 0.97 * len(softmax)
     heads = [row for row in started if row.kinds]
     for column, least in (("masked", 0.97), ("pruned_uniform", 0.92), ("pruned_uneven", 0.92)):
         run = [row for row in heads if row.verdicts[column] != NOT_RUN]
         assert sum(row.verdicts[column] == EXACT for row in run) >= least * len(run), column
+
+
+def test_the_readme_shows_the_summary() -> None:
+    assert rows.summary(COMMITTED.values()) in (rows.ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_expected_modules_are_counted_in_the_model_not_in_what_is_found() -> None:

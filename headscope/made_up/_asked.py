@@ -13,6 +13,8 @@ from torch import Tensor, nn
 BATCH = 2
 TOKENS = 7
 _VISION = ("vision_config", "vit_config", "image_config", "vision_encoder_config", "backbone_config", "video_config")
+_CODED = ("vq_config",)
+"""Parts that make tokens of an image; models that have a tower for images have it for what they draw."""
 _AUDIO = ("audio_config", "audio_encoder_config", "sound_config", "encoder_config", "speech_config")
 
 
@@ -52,7 +54,7 @@ class Asked:
     @property
     def vision(self) -> Any:
         """The part of the configuration that describes images, or the whole."""
-        return self._part(_VISION)
+        return self._part((*_VISION, *_CODED))
 
     @property
     def audio(self) -> Any:
@@ -60,8 +62,8 @@ class Asked:
         return self._part(_AUDIO)
 
     def _part(self, names: tuple[str, ...]) -> Any:
-        thinker = getattr(self.config, "thinker_config", None) or self.config
-        for source in (self.config, thinker):
+        inner = (getattr(self.config, name, None) for name in ("thinker_config", "encoder"))
+        for source in (self.config, *inner):
             for name in names:
                 part = getattr(source, name, None)
                 if hasattr(part, "model_type"):

@@ -19,8 +19,12 @@ def made(asked: Asked) -> dict[str, Any]:
     """The images that a model asks for, with their grids, sizes and masks; nothing where it asks for none."""
     if asked.takes("grid_thw") or (asked.takes("image_grid_thw") and _looks(asked)):
         return _patches(asked)
+    if asked.takes("flattened_patches"):
+        return {"flattened_patches": _numbered(asked)}
+    if asked.takes("image_pixel_values"):
+        return _cropped(asked)
     found: dict[str, Any] = {}
-    if asked.needs("pixel_values_videos"):
+    if asked.needs("pixel_values_videos") or (asked.takes("pixel_values_videos") and _watches(asked)):
         found["pixel_values_videos"] = _video(asked)
     if asked.takes("pixel_values") and _looks(asked):
         found |= _pictures(asked)
@@ -32,6 +36,11 @@ def _looks(asked: Asked) -> bool:
     if asked.main.startswith("pixel") or asked.needs("pixel_values") or asked.vision is not asked.config:
         return True
     return any(getattr(asked.config, name, None) for name in ("image_size", "patch_size", "img_size"))
+
+
+def _watches(asked: Asked) -> bool:
+    """Whether videos go through a tower of their own, which an image does not reach."""
+    return any(path.endswith("video_tower") for path, _ in asked.model.named_modules())
 
 
 def channels(asked: Asked) -> int:
@@ -68,6 +77,8 @@ def _pictures(asked: Asked) -> dict[str, Any]:
         found["pixel_values"] = asked.draw(BATCH, frames, channels(asked), height, width)
     if asked.takes("spatial_shapes"):
         return _packed(asked)
+    if asked.takes("target_sizes"):
+        return _strip(asked)
     if asked.takes("pixel_position_ids", "image_position_ids"):
         return _placed_patches(asked)
     if asked.takes("image_sizes") and _reads_sizes(asked):
@@ -79,9 +90,6 @@ def _pictures(asked: Asked) -> dict[str, Any]:
             found["pixel_attention_mask"] = torch.ones(BATCH, 1, *pixels, dtype=torch.bool)
     if asked.takes("perceiver_embeddings"):
         found["image_attention_mask"] = torch.ones(BATCH, TOKENS, FRAMES, dtype=torch.long)
-    if asked.takes("target_sizes"):
-        side = int(size(asked.vision, ("patch_size",), 14))
-        found["target_sizes"] = torch.tensor([[height // side, width // side]] * BATCH)
     if asked.takes("aspect_ratio_ids"):
         found |= _tiles(asked, height, width)
     if asked.takes("high_res_pixel_values"):
@@ -132,6 +140,34 @@ def _packed(asked: Asked) -> dict[str, Any]:
         "pixel_values": asked.draw(BATCH, rows * columns, channels(asked) * side * side),
         "pixel_attention_mask": torch.ones(BATCH, rows * columns, dtype=torch.long),
         "spatial_shapes": torch.tensor([[rows, columns]] * BATCH),
+    }
+
+
+def _strip(asked: Asked) -> dict[str, Any]:
+    """The patches of all images beside each other in a picture one patch high, and rows and columns of each image."""
+    side = int(size(asked.vision, ("patch_size",), 14))
+    rows, columns = 4, 4  # windows of two, merged twice
+    return {
+        "pixel_values": asked.draw(1, channels(asked), side, BATCH * rows * columns * side),
+        "target_sizes": torch.tensor([[rows, columns]] * BATCH),
+    }
+
+
+def _numbered(asked: Asked) -> Tensor:
+    """Patches as rows of numbers, the first two of which are the patch's row and column, from 1."""
+    places = 1 + torch.cartesian_prod(torch.arange(4), torch.arange(4))
+    pixels = asked.draw(BATCH, len(places), int(asked.vision.patch_embed_hidden_size))
+    return torch.cat([places[None].repeat(BATCH, 1, 1).to(pixels), pixels], dim=-1)
+
+
+def _cropped(asked: Asked) -> dict[str, Any]:
+    """Each image as a whole, made small, and as one tile, with a mask of its patches."""
+    height, width = _extent(asked)
+    side = int(asked.vision.patch_size)
+    return {
+        "image_pixel_values": asked.draw(BATCH, 2, channels(asked), height, width),
+        "image_sizes": torch.tensor([[height, width]] * BATCH),
+        "image_attention_mask": torch.ones(BATCH, 2, height // side, width // side, dtype=torch.bool),
     }
 
 

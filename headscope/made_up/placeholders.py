@@ -1,4 +1,4 @@
-"""Places in a text for images and sounds: as many of their tokens as the model makes features of each."""
+"""Places in a text for images, videos and sounds: as many of their tokens as the model makes features of each."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from headscope.offload import home
 
 _KINDS = {
     "get_image_features": (("image_token_id", "image_token_index", "image_patch_id"), 1),
+    "get_video_features": (("video_token_id", "video_token_index"), 2),
     "get_audio_features": (("audio_token_id", "audio_token_index"), 3),
 }
 
@@ -25,7 +26,9 @@ def placed(asked: Asked, inputs: dict[str, Any]) -> dict[str, Any]:
     front: list[Tensor] = []
     types: list[Tensor] = []
     for getter, (names, kind) in _KINDS.items():
-        token = next((found for name in names if (found := _token(asked.config, name)) is not None), None)
+        sources = (asked.config, asked.audio if kind == 3 else asked.vision)
+        tokens = (_token(source, name) for source in sources for name in names)
+        token = next((found for found in tokens if found is not None), None)
         count = 0 if token is None else _features(asked, getter, inputs)
         if count and token is not None:
             front.append(torch.full((BATCH, count), token))
@@ -63,7 +66,9 @@ def _features(asked: Asked, getter: str, inputs: dict[str, Any]) -> int:
     owner = _owner(asked.model, getter)
     function = getattr(owner, getter, None)
     if function is None:
-        return int(getter == "get_audio_features" and "input_features" in inputs)  # one that the model spreads itself
+        return _spliced(asked, getter, inputs)
+    if getter == "get_video_features" and "pixel_values_videos" not in inputs:
+        return 0  # what reads videos may read images too
     parameters = inspect.signature(function).parameters
     given = {name: _typed(value, asked.model) for name, value in inputs.items() if name in parameters}
     given = {name: value for name, value in given.items() if name != "attention_mask"}
@@ -76,6 +81,17 @@ def _features(asked: Asked, getter: str, inputs: dict[str, Any]) -> int:
     features = output.last_hidden_state if features is None else features
     rows = [features] if isinstance(features, Tensor) else list(features)
     return sum(row.numel() // row.shape[-1] for row in rows) // BATCH
+
+
+def _spliced(asked: Asked, getter: str, inputs: dict[str, Any]) -> int:
+    """How many features stand for one image or sound in a model without a function that makes them."""
+    if getter == "get_audio_features":
+        sizes = inputs.get("audio_embed_sizes")
+        return int(sizes[0]) if sizes is not None else int("input_features" in inputs)  # one, spread by the model
+    if getter == "get_image_features" and "image_pixel_values" in inputs:
+        side = -(-inputs["image_attention_mask"].shape[-1] // 2)  # patches are averaged by twos
+        return 2 * side * (side + 1) + 1  # a mark ends each row of the tile and of the whole, one stands between them
+    return 0
 
 
 def _masks(
@@ -92,8 +108,15 @@ def _masks(
 
 
 def _owner(model: Any, getter: str) -> Any:
-    """The model, or the one inside it, that makes the features."""
-    return next((one for one in (model, getattr(model, "model", None)) if hasattr(one, getter)), None)
+    """The model, or the one inside it, that makes the features; not one that only passes on what it is given."""
+    inner = (getattr(model, name, None) for name in ("model", "encoder"))
+    owners = [one for one in (model, *inner) if hasattr(one, getter)]
+    return next((one for one in owners if not _passes_on(getattr(one, getter))), None)
+
+
+def _passes_on(function: Any) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters)
 
 
 def _typed(value: Any, model: Any) -> Any:

@@ -30,6 +30,10 @@ def made(asked: Asked) -> dict[str, Any]:
     if asked.needs("audio_mel"):
         found["audio_mel"] = asked.draw(BATCH, FRAMES, _bins(asked))
         found["audio_mel_mask"] = torch.zeros(BATCH, FRAMES, dtype=torch.bool)
+    if asked.takes("audio_embed_sizes"):
+        found["audio_input_features"] = asked.draw(BATCH, FRAMES, _bins(asked))
+        found["audio_embed_sizes"] = torch.full((BATCH,), -(-FRAMES // int(asked.audio.time_reduction)))
+        found["audio_attention_mask"] = torch.ones(BATCH, FRAMES, dtype=torch.bool)
     if asked.takes("input_features") and _hears(asked, "input_features"):
         spectrum = _spectrum(asked)
         frames = spectrum.shape[1 if _frames_first(asked) else -1]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import resource
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +19,12 @@ def main(arguments: list[str] | None = None) -> int:
     if given.worker:
         _serve(given.types, given.timeout)
         return 0
-    table = rows.read(given.output)
+    table, start = rows.read(given.output), time.monotonic()
     if not given.summary:
         table = census(given, table)
     print(rows.summary(table.values()))
+    if not given.summary:
+        print(f"\n{_spent(time.monotonic() - start)}, {given.jobs} processes at a time")
     return int(any(rows.WRONG in row.verdicts.values() for row in table.values()))
 
 
@@ -56,6 +60,12 @@ def census(given: argparse.Namespace, table: dict[str, rows.Row]) -> dict[str, r
         rows.write((table[name] for name in every if name in table), given.output)
         print(f"{number}/{len(wanted)} {row.model_type}: {row.started} {row.reason}", file=sys.stderr)
     return {name: table[name] for name in every if name in table}
+
+
+def _spent(seconds: float) -> str:
+    """What this run took, in seconds of the clock, and of the processor by all workers."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return f"{seconds:.0f} s by the clock, {used.ru_utime + used.ru_stime:.0f} s of processor time"
 
 
 def _serve(types: list[str], seconds: float) -> None:

@@ -10,7 +10,7 @@ DROP = object()
 """Leaves a field to the configuration, which works it out from others."""
 _TEXT = "(text_config)"
 _MROPE = {"rope_parameters.mrope_section": [2, 3, 3]}
-_VISUAL_WORDS = {"<image>": 8} | {f"IMGIMG{letter}": 50 + place for place, letter in enumerate("ABCDEFGHIJ")}
+_VISUAL_WORDS = {"<image>": 8} | {f"IMGIMG{letter}.": 50 + place for place, letter in enumerate("ABCDEFGHIJ")}
 _HIERA = {
     "hidden_size": 32,
     "num_attention_heads": 2,
@@ -27,7 +27,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "aria": {"projector_patch_to_query_dict": {16: 4}, "max_value_projector_patch_to_query_dict": 4},
     "blip-2|instructblip|instructblipvideo": {"image_token_index": 20, "num_query_tokens": 6},
     "bros": {"dim_bbox_projection": 16},
-    "chameleon": {"vocabulary_map": _VISUAL_WORDS},
+    "chameleon": {
+        "vocabulary_map": _VISUAL_WORDS,
+        "image_token_id": DROP,
+        "vq_config.num_embeddings": 10,
+        "vq_config.resolution": 64,
+    },
     "clap": {
         "audio_config.patch_embeds_hidden_size": 32,
         "audio_config.hidden_size": 256,
@@ -78,7 +83,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "step3p7": {"text_config.sliding_window": 8},
     "voxtral": {"audio_token_id": 24},
     "esm": {"pad_token_id": 1, "mask_token_id": 4},
-    "emu3": {"vocabulary_map": {"<image>": 8} | {f"<|visual token {i:06d}|>": 20 + i for i in range(64)}},
+    "emu3": {
+        "vocabulary_map": {"<image>": 8, "<|extra_200|>": 9} | {f"<|visual token {i:06d}|>": 20 + i for i in range(64)},
+        "image_token_id": DROP,
+        "vq_config.codebook_size": 64,
+        "vq_config.channel_multiplier": [1, 1, 1, 2],
+    },
     "dots3_note_text|dots3_note(text_config)": {"head_dim": 24},
     "dots3_note": {"audio_config.adapter_in_dim": 64},
     "instructblipvideo": {"video_token_index": 20},
@@ -92,7 +102,17 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "intermediate_size": [96] * 4,
         "activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0],
     },
-    "gemma3|t5gemma2|t5gemma2_encoder": {"mm_tokens_per_image": 4},
+    "gemma3|t5gemma2_encoder": {"mm_tokens_per_image": 4},
+    "t5gemma2": {"encoder.mm_tokens_per_image": 4},
+    "lightglue": {"depth_confidence": 1.0},
+    "minicpm_ocr|minicpmv4_6|minicpmv4_7": {"image_token_id": 20, "insert_layer_id": 0},
+    "minicpm_ocr": {"downsample_mode": "16x"},
+    "phi4_multimodal": {
+        "audio_config.nemo_final_size": DROP,
+        "audio_config.ext_pw_out_channel": 64,
+        "audio_config.depthwise_separable_out_channel": 64,
+    },
+    "(minicpm_ocr|minicpmv4_7)_vision": {"insert_layer_id": 0},
     "t5gemma2_encoder": {"text_config.dropout_rate": 0.0},
     "voxtral|glmasr|audioflamingo3|musicflamingo": {"audio_config.intermediate_size": 256},
     "hunyuan_vl_text|hunyuan_vl(text_config)": {"rope_parameters.mrope_section": [2, 2, 2, 2]},
