@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,13 +14,18 @@ from headscope.evaluation import judge
 from headscope.examples import Batch, held_out
 from headscope.heads import HeadId
 from headscope.least_squares import RIDGES
-from headscope.noisy import with_copies
+from headscope.noisy import learned, with_copies
 from headscope.objective import Objective
 from headscope.original import Original
 from headscope.output_weights import Patch
 from headscope.plan import Plan
 from headscope.repair import SPLIT, Repair, applied, fit, refitted, without
 from headscope.study import Study, batches
+
+NOISY = (
+    "the model has learned these images by heart (its loss there is less than half of what it expects): "
+    "repairs, and auto, go by noisy copies of them too"
+)
 
 
 def divergence(study: Study, plan: Plan) -> float:
@@ -40,7 +47,7 @@ class Mender:
     """Repairs plans by the same examples and settings; the last repair is kept, since it is often asked for twice.
 
     `standing` are other weights of every smaller model (merged heads). With `noise` it works by the examples and noisy
-    copies of each (`noisy`).
+    copies of each (`noisy`); None: where the model has learned the examples by heart, which is found when first asked.
     """
 
     def __init__(
@@ -50,14 +57,28 @@ class Mender:
         ridges: Sequence[float] = RIDGES,
         dtype: torch.dtype | None = None,
         standing: Sequence[Patch] = (),
-        noise: bool = False,
+        noise: bool | None = False,
     ) -> None:
-        self.study = with_copies(study) if noise else study
-        self.ridges, self.dtype, self.standing, self.noise = ridges, dtype, standing, noise
-        self.original = Original(self.study, emphasis=True)
+        self._given, self._noise = study, noise
+        self.ridges, self.dtype, self.standing = ridges, dtype, standing
         self._removed: tuple[HeadId, ...] | None = None
         self._tried: Repair | None = None
         self._last: Repair | None = None
+
+    @cached_property
+    def noise(self) -> bool:
+        """Whether noisy copies are used."""
+        return learned(self._given) if self._noise is None else self._noise
+
+    @cached_property
+    def study(self) -> Study:
+        """The model with the examples, and their copies, that it is repaired by."""
+        return with_copies(self._given) if self.noise else self._given
+
+    @cached_property
+    def original(self) -> Original:
+        """What is known of the whole model on them."""
+        return Original(self.study, emphasis=True)
 
     def on(self, study: Study, *, standing: Sequence[Patch] | None = None) -> Mender:
         """One with the same settings for other examples of the same model, or beside other `standing` weights."""
@@ -73,9 +94,8 @@ class Mender:
         if tried is None:
             return None
         if self._last is None:
-            self._last = refitted(
-                self.study, plan, tried, dtype=self.dtype, standing=self.standing, original=self.original
-            )
+            found = refitted(self.study, plan, tried, dtype=self.dtype, standing=self.standing, original=self.original)
+            self._last = replace(found, notes=(NOISY, *found.notes)) if self.noise else found
         return self._last
 
     def divergence(self, plan: Plan) -> float:

@@ -9,7 +9,6 @@ from headscope.errors import UsageError
 from headscope.examples import HELD_OUT, Examples, held_out
 from headscope.mending import Mender
 from headscope.models import LoadedModel
-from headscope.noisy import learned
 from headscope.stored import stored_format
 from headscope.study import Study, StudyOptions
 
@@ -61,20 +60,14 @@ def mender(study: Study) -> Mender:
     """What repairs by a study's examples, in the format in which the weights are stored; where the model reads images
     and has learned them by heart, by noisy copies too.
     """
-    return Mender(study, dtype=stored_format(study.loaded), noise=learned(study))
+    return Mender(study, dtype=stored_format(study.loaded), noise=None)
 
 
 def _mender(study: Study, choosing: Examples | None, notes: list[str], *, asked: bool) -> Mender | None:
     """What repairs, by examples that choose and never by those that judge; None, and a note, where they are too few."""
     count = 0 if choosing is None else len(choosing)
     if count >= HELD_OUT:
-        made = mender(study)
-        if made.noise:
-            notes.append(
-                "the model has learned these images by heart (its loss there is less than half of what it expects): "
-                "repairs, and auto, go by noisy copies of them too"
-            )
-        return made
+        return mender(study)
     if asked:
         raise UsageError(f"--compensate needs {HELD_OUT} examples to choose by, and there are {count}")
     notes.append(f"no repair was tried: {count} examples are too few for one")
