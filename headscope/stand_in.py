@@ -26,7 +26,7 @@ def stand_in(loaded: LoadedModel, options: LoadOptions) -> PreTrainedModel:
     All parameters are views of the same numbers, each from another place on; buffers are those of the model. Matrices
     hold small numbers about 0, and the rest (norms, biases) about 1.
     """
-    found = blank_model(loaded.location, replace(options, task=loaded.task_name)).to(loaded.model.dtype)
+    found = blank_model(loaded.location, replace(options, task=loaded.task_name)).to(dtype=loaded.model.dtype)
     if found._can_set_experts_implementation():
         found.set_experts_implementation("eager")
     own = list({id(parameter): parameter for parameter in found.parameters()}.values())
