@@ -7,6 +7,7 @@ on the values of its weights.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +27,8 @@ def stand_in(loaded: LoadedModel, options: LoadOptions) -> PreTrainedModel:
     All parameters are views of the same numbers, each from another place on; buffers are those of the model. Matrices
     hold small numbers about 0, and the rest (norms, biases) about 1.
     """
-    found = blank_model(loaded.location, replace(options, task=loaded.task_name)).to(dtype=loaded.model.dtype)
+    found: Any = blank_model(loaded.location, replace(options, task=loaded.task_name))
+    found = found.to(loaded.model.dtype)
     if found._can_set_experts_implementation():
         found.set_experts_implementation("eager")
     own = list({id(parameter): parameter for parameter in found.parameters()}.values())
