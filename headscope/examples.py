@@ -32,6 +32,11 @@ class Example:
     drawn_from: int | None = None
 
     @property
+    def origin(self) -> int:
+        """The number of the example that this is, or is a copy of."""
+        return self.number if self.drawn_from is None else self.drawn_from
+
+    @property
     def usable(self) -> bool:
         """Whether anything is predicted."""
         return any(isinstance(target, float) or target != IGNORED for target in self.targets)
@@ -133,12 +138,11 @@ def held_out(examples: Examples, seed: int, *, split: int = 1) -> tuple[Examples
     """
     if len(examples) < HELD_OUT:
         return examples, examples
-    origins = [one.number if one.drawn_from is None else one.drawn_from for one in examples.items]
-    distinct = list(dict.fromkeys(origins))
+    distinct = list(dict.fromkeys(one.origin for one in examples.items))
     order = numpy.random.Generator(numpy.random.Philox([seed, split])).permutation(len(distinct))
     judged = {distinct[place] for place in order[: len(distinct) // HELD_OUT]}
-    choosing = tuple(one for one, origin in zip(examples.items, origins, strict=True) if origin not in judged)
-    judging = tuple(one for one, origin in zip(examples.items, origins, strict=True) if origin in judged)
+    choosing = tuple(one for one in examples.items if one.origin not in judged)
+    judging = tuple(one for one in examples.items if one.origin in judged)
     return replace(examples, items=choosing), replace(examples, items=judging)
 
 

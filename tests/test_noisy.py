@@ -82,7 +82,7 @@ def test_copies_stay_with_their_example(dev: Study) -> None:
     both = with_copies(dev)
     assert both.examples is not None and dev.examples is not None
     parts = held_out(both.examples, 0, split=2)
-    fitted, held = ({one.number if one.drawn_from is None else one.drawn_from for one in part.items} for part in parts)
+    fitted, held = ({one.origin for one in part.items} for part in parts)
     assert len(fitted) == 30 and len(held) == 10 and not fitted & held
     assert held == {one.number for one in held_out(dev.examples, 0, split=2)[1].items}, "as they would part alone"
 

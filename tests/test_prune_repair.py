@@ -19,7 +19,7 @@ from headscope import repair as repairing
 from headscope.criteria import candidates
 from headscope.data import DataOptions, load_examples
 from headscope.discovery import find_sites
-from headscope.examples import Example, held_out
+from headscope.examples import held_out
 from headscope.inputs import probe_inputs
 from headscope.manifest import read_manifest
 from headscope.mending import Mender
@@ -119,17 +119,13 @@ def test_the_checkpoint_is_the_model_that_was_judged(run: Run, samples: Path, tm
     assert difference(unrepaired, got) > 1e-3
 
 
-def origin(example: Example) -> int:
-    return example.number if example.drawn_from is None else example.drawn_from
-
-
 def test_repair_never_sees_what_judges(samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[set[int]] = []
 
     def noted(true: Callable[..., Any]) -> Callable[..., Any]:
         def fitted(study: Study, *given: Any, **options: Any) -> Any:
             assert study.examples is not None
-            seen.append({origin(example) for example in study.examples.items})
+            seen.append({example.origin for example in study.examples.items})
             return true(study, *given, **options)
 
         return fitted
