@@ -16,7 +16,7 @@ def require_alike(first: LoadedModel, other: LoadedModel, examples: Examples) ->
     """Refuse a model that cannot read the examples that were made for the first, or answers otherwise.
 
     Raises:
-        UsageError: task, classes, vocabulary, tokenizer or image preparation differ, or an example is too long.
+        UsageError: task, classes, vocabulary, tokenizer or preparation differ, or an example is too long.
     """
     a, b = first.location.name, other.location.name
     if first.task_name != other.task_name:
@@ -35,7 +35,7 @@ def require_alike(first: LoadedModel, other: LoadedModel, examples: Examples) ->
         _require_one_tokenizer(first, other)
         _require_room(other, examples)
     elif _preparation(first) != _preparation(other):
-        raise UsageError(f"{a} and {b} prepare images differently", hint=_ONE_DATA)
+        raise UsageError(f"{a} and {b} prepare {first.reads} differently", hint=_ONE_DATA)
 
 
 def _named(config: Any) -> bool:
@@ -72,7 +72,7 @@ def _require_room(other: LoadedModel, examples: Examples) -> None:
 
 
 def _preparation(loaded: LoadedModel) -> tuple[Any, ...]:
-    """How images become inputs: the processor's settings, and the size and channels that the model takes."""
-    settings = {name: value for name, value in loaded.image_processor().to_dict().items() if "processor" not in name}
+    """How images or sounds become inputs: the processor's settings, and the size and channels that the model takes."""
+    settings = {name: value for name, value in loaded.processor().to_dict().items() if "processor" not in name}
     sizes = [getattr(loaded.model.config, name, None) for name in ("image_size", "num_channels")]
     return settings, sizes

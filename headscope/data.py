@@ -17,6 +17,9 @@ from headscope.rows import Rows
 from headscope.sources import read
 from headscope.tasks import Encoder
 
+_MAIN = {"text": "text", "images": "image", "sounds": "audio"}
+"""The role of what a model reads."""
+
 
 @dataclass(frozen=True)
 class DataOptions:
@@ -76,16 +79,19 @@ def _could_be_class(example: Example) -> bool:
 
 def _encoder(rows: Rows, loaded: LoadedModel, options: DataOptions) -> Encoder:
     pixels = tuple(pixel_columns(rows) or ()) if "image" in _roles(loaded) and not options.columns.get("image") else ()
+    if loaded.task.reads == "sounds" != loaded.reads:
+        raise ModelError("this model reads sounds beside text, which headscope cannot judge on data")
     columns = _columns(rows, loaded, options, pixels)
     reads_text = any(role in columns for role in ("text", "tokens", "context"))
+    knows_text = reads_text or "target" in columns
     on_long = options.on_long or ("chunk" if loaded.task_name == "causal-lm" else "truncate")
     if on_long == "chunk" and loaded.task_name != "causal-lm":
         raise UsageError(f"--on-long chunk cuts texts for causal-lm, not for {loaded.task_name}", hint="use truncate")
     return Encoder(
         config=loaded.model.config,
-        tokenizer=loaded.tokenizer() if reads_text else None,
-        processor=None if reads_text else loaded.image_processor(),
-        max_length=_max_length(loaded, options) if reads_text else 0,
+        tokenizer=loaded.tokenizer() if knows_text else None,
+        processor=None if reads_text else loaded.processor(),
+        max_length=_max_length(loaded, options) if knows_text else 0,
         on_long=on_long,
         seed=options.seed,
         parse_special=options.parse_special,
@@ -105,7 +111,11 @@ def _columns(rows: Rows, loaded: LoadedModel, options: DataOptions, pixels: tupl
     for role in _roles(loaded):
         if role == "image" and pixels:
             continue
+        if not task.required and role in _MAIN.values() and role != _MAIN[loaded.reads]:
+            continue  # a lone column is no text to a model that sees or hears
         wanted = options.columns.get(role)
+        if role == "target" and "audio" in found:  # data sets of speech call a transcript their text
+            wanted = wanted or find_column(rows, role, None, required=False) or _text_column(rows, options)
         if role in ("question", "tokens"):
             wanted = options.columns.get("text")
         if role == "text" and "tokens" in found:
@@ -114,9 +124,13 @@ def _columns(rows: Rows, loaded: LoadedModel, options: DataOptions, pixels: tupl
         column = find_column(rows, role, wanted, required=role in task.required)
         if column is not None:
             found[role] = column
-    if not pixels and not any(role in found for role in ("text", "tokens", "context", "image")):
-        find_column(rows, "image" if loaded.reads == "images" else "text", None, required=True)
+    if not pixels and not any(role in found for role in ("text", "tokens", "context", "image", "audio")):
+        find_column(rows, _MAIN[loaded.reads], None, required=True)
     return found
+
+
+def _text_column(rows: Rows, options: DataOptions) -> str | None:
+    return find_column(rows, "text", options.columns.get("text"), required=False)
 
 
 def _lists(rows: Rows, column: str) -> bool:

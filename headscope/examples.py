@@ -104,17 +104,27 @@ class Examples:
         return all(example.labelled for example in self.items)
 
     def batches(self, size: int | None, *, tokens: int) -> list[Batch]:
-        """Cut once, in a fixed order (length, then number): `size` examples each, or up to `tokens` padded tokens."""
+        """Cut once, in a fixed order (length, then number): `size` examples each, or up to `tokens` padded tokens.
+
+        Tensors are not padded, so that those of other shapes begin a batch of their own.
+        """
         ordered = sorted(self.items, key=lambda example: (example.length, example.number))
         groups: list[list[Example]] = []
         for example in ordered:
             last = groups[-1] if groups else []
             full = len(last) >= size if size else example.length * (len(last) + 1) > tokens
-            if not last or full:
+            if not last or full or not _fits(last[0], example):
                 groups.append([example])
             else:
                 last.append(example)
         return [collate(group, self.pads) for group in groups]
+
+
+def _fits(one: Example, other: Example) -> bool:
+    """Whether tensors of two examples can be stacked."""
+    return all(
+        not isinstance(value, Tensor) or value.shape == other.inputs[name].shape for name, value in one.inputs.items()
+    )
 
 
 def sent(values: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

@@ -19,6 +19,14 @@ RAISED = (
 """What transformers raises for checkpoints that it cannot load."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its kind where it has none."""
+    if isinstance(error, StrictDataclassError) and error.__cause__ is not None:
+        error = error.__cause__  # what a configuration's own check said
+    lines = [line.strip() for line in str(error).strip().split("\n") if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
+
+
 class NoBareErrors:
     """Turns what compiled libraries raise for broken files, a bare `Exception` or a panic, into a ValueError."""
 

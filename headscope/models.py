@@ -66,8 +66,9 @@ class LoadedModel:
 
     @property
     def reads(self) -> str:
-        """What the model reads: `text` or `images`."""
-        return "images" if "pixel" in self.model.main_input_name else "text"
+        """What the model reads: `text`, `images` or `sounds`."""
+        main = self.model.main_input_name
+        return "images" if "pixel" in main else "sounds" if main in ("input_features", "input_values") else "text"
 
     def tokenizer(self) -> Any:
         """The checkpoint's tokenizer.
@@ -91,6 +92,20 @@ class LoadedModel:
         from transformers import AutoImageProcessor, ImageProcessingMixin
 
         return self._companion(AutoImageProcessor, "image processor", ImageProcessingMixin)
+
+    def feature_extractor(self) -> Any:
+        """What turns sounds into the model's inputs.
+
+        Raises:
+            ModelError: the checkpoint has none that can be loaded.
+        """
+        from transformers import AutoFeatureExtractor, FeatureExtractionMixin
+
+        return self._companion(AutoFeatureExtractor, "feature extractor", FeatureExtractionMixin)
+
+    def processor(self) -> Any:
+        """What prepares images or sounds for a model that reads them."""
+        return self.feature_extractor() if self.reads == "sounds" else self.image_processor()
 
     def _companion(self, loader: Any, what: str, kind: type) -> Any:
         options = {"gguf_file": self.location.gguf} if self.location.gguf and what == "tokenizer" else {}

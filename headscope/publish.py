@@ -36,6 +36,8 @@ _PIPELINES = {
     "text-classification": "text-classification",
     "token-classification": "token-classification",
     "image-classification": "image-classification",
+    "audio-classification": "audio-classification",
+    "automatic-speech-recognition": "automatic-speech-recognition",
     "embedding": "feature-extraction",
 }
 

@@ -9,11 +9,10 @@ import pickle
 import re
 from collections.abc import Iterator
 
-from huggingface_hub.errors import StrictDataclassError
 from transformers.utils import logging as transformers_logging
 
 from headscope.errors import ModelError
-from headscope.foreign import RAISED, NoBareErrors, hushed
+from headscope.foreign import RAISED, NoBareErrors, first_line, hushed
 from headscope.headers import read_config
 from headscope.jsonfiles import quote
 from headscope.location import Location
@@ -63,14 +62,6 @@ def quiet() -> Iterator[None]:
 def no_bars(location: Location) -> contextlib.AbstractContextManager[object]:
     """The conversion of GGUF files draws a bar that transformers' switch does not reach."""
     return contextlib.redirect_stderr(io.StringIO()) if location.gguf else contextlib.nullcontext()
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its kind where it has none."""
-    if isinstance(error, StrictDataclassError) and error.__cause__ is not None:
-        error = error.__cause__  # what a configuration's own check said
-    lines = [line.strip() for line in str(error).strip().split("\n") if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
 
 
 def reason(error: BaseException) -> str:

@@ -98,7 +98,7 @@ def time_models(
 def made_up(model: PreTrainedModel, task: Task, examples: Examples, *, size: int, tokens: int) -> dict[str, Any]:
     """What `model.forward` takes for `size` copies of the longest example, its tokens repeated to `tokens`.
 
-    A target text gets as many tokens as the source. Images keep their size.
+    A target text gets as many tokens as the source. Images and sounds keep their size, and transcripts their length.
     """
     longest = max(examples.items, key=lambda example: (example.length, -example.number))
     batch = collate([_resized(longest, task, tokens)] * size, examples.pads).to(home(model), model.dtype)
@@ -106,6 +106,8 @@ def made_up(model: PreTrainedModel, task: Task, examples: Examples, *, size: int
 
 
 def _resized(example: Example, task: Task, tokens: int) -> Example:
+    if task.reads == "sounds":
+        return example
     inputs = {name: _repeated(values, tokens) for name, values in example.inputs.items()}
     targets = _repeated(list(example.targets), tokens) if task.vocabulary else example.targets
     return replace(example, inputs=inputs, targets=tuple(targets), length=tokens)

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import zoo
+from sound_cases import Listener, classified, sound, spectrum, transcribed, waves
 from tiny_tokenizers import save, texts, tokenizer, write
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -29,6 +30,7 @@ GPT2 = {"decoder.causal": "transformer.h.{}.attn.c_proj"}
 LLAMA = {"decoder.causal": "model.layers.{}.self_attn.o_proj"}
 ROBERTA = {"encoder.self": "roberta.encoder.layer.{}.attention.output.dense"}
 VIT = {"vision.self": "vit.layers.{}.attention.o_proj"}
+WAV2VEC2 = {"audio.self": "wav2vec2.encoder.layers.{}.attention.out_proj"}
 T5 = {
     "encoder.self": "encoder.block.{}.layer.0.SelfAttention.o",
     "decoder.causal": "decoder.block.{}.layer.0.SelfAttention.o",
@@ -65,12 +67,18 @@ class Case:
         return model
 
     def companion(self) -> Any:
-        """The tokenizer or image processor."""
+        """The tokenizer, image processor, feature extractor, or tokenizer and feature extractor."""
         if self.task == "image-classification":
             from transformers import ViTImageProcessor
 
             mean = [0.5, 0.4, 0.3]
             return ViTImageProcessor(do_resize=False, image_mean=mean, image_std=[0.2, 0.3, 0.4], rescale_factor=0.1)
+        if self.task == "audio-classification":
+            return waves()
+        if self.task == "automatic-speech-recognition":
+            config = self.recipe.config
+            ear = spectrum(2 * config["max_source_positions"], config["num_mel_bins"])
+            return Listener(ear, tokenizer(self.form, **self.tokens))
         return tokenizer(self.form, **self.tokens)
 
     def paths(self) -> dict[str, str]:
@@ -262,6 +270,23 @@ CASES: dict[str, Case] = {
     ),
     "image-classification": Case(
         "image-classification", RECIPES["vit"], VIT, [pixels(seed) for seed in range(7)], _image,
+    ),
+    "audio-classification": Case(
+        "audio-classification", recipe("wav2vec2", "Wav2Vec2ForSequenceClassification", num_labels=3), WAV2VEC2,
+        [
+            {"audio": sound(length, seed=place, rate=1_600), "label": place % 3}
+            for place, length in enumerate((90, 150, 90, 71, 201, 130, 71))
+        ],
+        classified,
+    ),
+    "speech-whisper": Case(
+        "automatic-speech-recognition", recipe("whisper", "WhisperForConditionalGeneration", max_source_positions=20),
+        BART,
+        [
+            {"audio": sound(300 + 100 * place, seed=place, rate=16_000), "text": text}
+            for place, text in enumerate(_TEXTS)
+        ],
+        transcribed, "bart",
     ),
     "embedding": Case("embedding", recipe("bert", "BertModel"), {"encoder.self": BERT["encoder.self"][5:]}, _PLAIN,
                       _text),

@@ -62,7 +62,7 @@ def item_of(opened: Opened, row: Row) -> Example:
     """The study's example made of a row, found by what the model reads."""
     assert opened.study.examples is not None
     inputs = opened.case.ask(opened.companion, row)
-    name = "pixel_values" if "pixel_values" in inputs else "input_ids"
+    name = next(name for name in ("pixel_values", "input_values", "input_features", "input_ids") if name in inputs)
     (found,) = [item for item in opened.study.examples.items if _same(_unhidden(item, name), inputs[name][0])]
     return found
 
@@ -74,7 +74,8 @@ def asked(opened: Opened, row: Row) -> dict[str, Any]:
         item = item_of(opened, row)
         arguments["input_ids"] = torch.tensor([item.inputs["input_ids"]])
         arguments["labels"] = torch.tensor([item.targets])
-    if opened.case.task == "seq2seq-lm":  # else transformers would feed the decoder the labels that it is asked for
+    if opened.case.task in ("seq2seq-lm", "automatic-speech-recognition"):
+        # else transformers would feed the decoder the labels that it is asked for
         start = torch.tensor([[opened.model.config.decoder_start_token_id]])
         arguments["decoder_input_ids"] = torch.cat([start, arguments["labels"][:, :-1]], dim=1)
     if "pixel_values" in arguments:  # compared in `item_of`; rounded in float32 in the order of the processor

@@ -53,10 +53,9 @@ def rows(ran: Ran) -> list[dict[str, str]]:
 
 
 def checkpoint(folder: Path, name: str = "single", **tokens: object) -> Path:
-    """The model of a case with its tokenizer."""
+    """The model of a case with what it reads by."""
     case = CASES[name]
-    companion = tokenizer(case.form, **case.tokens | tokens) if "image" not in name else case.companion()
-    return Path(save(folder, case.build(), companion))
+    return Path(save(folder, case.build(), replace(case, tokens=case.tokens | tokens).companion()))
 
 
 def data_of(folder: Path, name: str = "single") -> Path:

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from headscope.errors import DataError, ModelError, UsageError
 from headscope.examples import IGNORED, Batch, Example
-from headscope.foreign import RAISED, NoBareErrors
+from headscope.foreign import RAISED, NoBareErrors, first_line
 from headscope.losses import Distribution
 
 Row = Mapping[str, Any]
@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Encoder:
-    """What turns a row into examples: tokenizer or image processor, limits, and the model's configuration."""
+    """What turns a row into examples: tokenizer, preparation of images or sounds, limits, the configuration."""
 
     config: PreTrainedConfig
     tokenizer: Any = None
@@ -31,7 +31,8 @@ class Encoder:
     seed: int = 0
     parse_special: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
-    """The data's column for each role that was found: text, pair, label, target, image, context, question, answer."""
+    """The data's column for each role that was found: text, pair, label, target, image, audio, context, question,
+    answer."""
     pixels: tuple[str, ...] = ()
     """Pixel columns in order, where images are given that way."""
 
@@ -83,8 +84,7 @@ class Encoder:
             with NoBareErrors():
                 return self.tokenizer(*texts, split_special_tokens=not self.parse_special, **options)
         except RAISED as error:
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ModelError(f"the model's tokenizer fails on a text: {why[:300]}") from error
+            raise ModelError(f"the model's tokenizer fails on a text: {first_line(error)}") from error
 
     def special_ids(self) -> set[int]:
         """Tokens that stand for no text: all special ones but the unknown one."""

