@@ -63,7 +63,8 @@ def load_examples(data: str, loaded: LoadedModel, options: DataOptions) -> Examp
         notes.append(f"--limit {options.limit} is more than there are: all {len(items)} examples are used")
     truncated = sum(example.truncated for example in items)
     if truncated:
-        notes.append(f"{truncated} of {len(items)} examples were longer than {encoder.max_length} tokens and cut")
+        limit = "the model takes" if loaded.task.reads == "sounds" else f"{encoder.max_length} tokens"
+        notes.append(f"{truncated} of {len(items)} examples were longer than {limit} and cut")
     if skipped:
         notes.append(f"{skipped} examples without anything to predict were skipped")
     if bad:

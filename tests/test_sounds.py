@@ -175,9 +175,27 @@ def test_a_sound_that_is_cut_and_a_transcript_that_is_too_long_are_counted(tmp_p
     ]
     study = open_case(replace(case, rows=rows), tmp_path).study
     assert study.examples is not None
-    assert [note for note in study.examples.notes if note.startswith("2 of 4 examples were longer than 47 tokens")]
+    assert [
+        note for note in study.examples.notes if note.startswith("2 of 4 examples were longer than the model takes")
+    ]
     assert max(len(one.targets) for one in study.examples.items) <= 47
     assert study.scores(["importance"]).examples == 4
+
+
+def test_sounds_that_are_too_short_and_too_long(tmp_path: Path) -> None:
+    loaded = open_case(CASES["audio-classification"], tmp_path).study.loaded
+    assert loaded.model.config.conv_kernel == [10, 3]  # at strides of 5 and 2: 20 samples make the first frame
+
+    def made(length: int, rate: int = RATE) -> str:
+        return write(tmp_path / "one.jsonl", [{"audio": sound(length, seed=1, rate=rate), "label": 1}])
+
+    assert len(load_examples(made(20), loaded, DataOptions())) == 1
+    with pytest.raises(DataError, match=r"one.jsonl, row 1: the sound is too short for this model: 19 samples"):
+        load_examples(made(19), loaded, DataOptions())
+    spectra = load(ast(tmp_path / "ast"), LoadOptions())
+    for length, cut in ((6_400, False), (6_500, True)):  # 40 frames of 10 ms
+        (one,) = load_examples(made(length, rate=16_000), spectra, DataOptions()).items
+        assert one.truncated is cut and one.inputs["input_values"].shape == (40, 16)
 
 
 def ast(folder: Path) -> str:

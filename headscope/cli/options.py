@@ -27,7 +27,9 @@ ModelArg = Annotated[str, typer.Argument(metavar="MODEL", help="Folder, Hub id (
 DataOpt = Annotated[
     str | None,
     typer.Option(
-        "--data", metavar="DATA", help="Data file (also .gz, .zst), folder of images or sounds, - for stdin, or Hub data set."
+        "--data",
+        metavar="DATA",
+        help="Data file (also .gz, .zst), folder of images or sounds, - for stdin, or Hub data set.",
     ),
 ]
 RevisionOpt = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit of a Hub model.")]

@@ -24,6 +24,8 @@ from headscope.tasks import Encoder, Row
 
 STEP = 0.02
 """Seconds that one position of most encoders hears; only batches are cut by it."""
+FRAME = 0.01
+"""Seconds from one frame of a spectrum to the next, where an extractor limits these."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,34 @@ def hear(encoder: Encoder, row: Row) -> Heard:
     except RAISED as error:
         raise DataError(f"the sound cannot be prepared: {first_line(error)}") from None
     inputs = {name: prepared[name][0] for name in ("input_features", "input_values") if name in prepared}
-    most = getattr(processor, "n_samples", None)
-    cut = isinstance(most, int) and len(samples) > most
-    return Heard(inputs, max(1, round(len(samples) / rate / STEP)), cut)
+    _require_frames(encoder, inputs)
+    most = _most_seconds(processor)
+    return Heard(inputs, max(1, round(len(samples) / rate / STEP)), most is not None and len(samples) / rate > most)
+
+
+def _most_seconds(processor: Any) -> float | None:
+    """Where a feature extractor cuts sounds off; None where it takes all of them."""
+    samples, frames = (getattr(processor, name, None) for name in ("n_samples", "max_length"))
+    if isinstance(samples, int):
+        return samples / processor.sampling_rate
+    return frames * FRAME if isinstance(frames, int) and hasattr(processor, "num_mel_bins") else None
+
+
+def _require_frames(encoder: Encoder, inputs: Mapping[str, Tensor]) -> None:
+    """Refuse a wave of which the convolutions in front of the layers leave nothing.
+
+    Raises:
+        DataError: it is shorter than what they look at.
+    """
+    kernels, strides = (getattr(encoder.config, name, None) for name in ("conv_kernel", "conv_stride"))
+    wave = inputs.get("input_values")
+    if wave is None or wave.dim() != 1 or not isinstance(kernels, (list, tuple)) or not strides:
+        return
+    left = len(wave)
+    for kernel, stride in zip(kernels, strides, strict=True):
+        left = (left - kernel) // stride + 1
+    if left < 1:
+        raise DataError(f"the sound is too short for this model: {len(wave)} samples at its rate")
 
 
 def read(value: Any) -> Sound:

@@ -2,9 +2,10 @@
 
 Prints, from one run in which the candidates take turns (A B C D A B C D …), CPU seconds of one thread: a plain forward
 over the same batches; `importance`; `importance` with `sensitivity`; and the loop that Michel-style scripts use (batch
-size 1, padded to 128 tokens, a mask of ones as a leaf, gradients of all weights too).
+size 1, padded to 128 tokens, a mask of ones as a leaf, gradients of all weights too). Then the same for `effect` with
+three draws on the language model sample, or on another MODEL with the same texts, cut to 48 tokens.
 
-    python tests/benchmarks/importance.py [--examples 64] [--rounds 3]
+    python tests/benchmarks/importance.py [--examples 64] [--rounds 3] [--model MODEL]
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from headscope.data import DataOptions
 from headscope.study import Study, StudyOptions, batches
 
 SAMPLE = Path(__file__).parents[2] / "sample_inputs" / "sentiment-minilm"
+LANGUAGE = SAMPLE.parent / "llama-gqa-web"
 PADDED = 128
 LAYERS, HEADS, WIDTH = 6, 12, 32
 
@@ -76,6 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", default=str(LANGUAGE))
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     options = StudyOptions(data=DataOptions(limit=chosen.examples))
@@ -94,12 +97,31 @@ def main() -> None:
         },
         chosen.rounds,
     )
-    base = seconds["plain forward"]
     print(f"{chosen.examples} texts of {tokens / chosen.examples:.1f} tokens, one thread, best of {chosen.rounds}")
     print(f"largest relative difference from the usual loop: {float(((got - wanted).abs() / wanted).max()):.1e}")
+    told(seconds)
+    print(f"usual loop / importance: {seconds['usual loop'] / seconds['importance']:.1f}x")
+    language_model(chosen.model, min(24, chosen.examples), chosen.rounds)
+
+
+def language_model(model: str, examples: int, rounds: int) -> None:
+    """Print what `effect` costs on a language model."""
+    options = StudyOptions(data=DataOptions(limit=examples, max_length=48, on_long="truncate"), draws=3)
+    study = Study.open(model, str(LANGUAGE / "test.jsonl"), options)
+    print(f"{Path(model).name}: {len(study.sites)} sites, {examples} texts")
+    wanted = {
+        "plain forward": lambda: forward(study),
+        "importance": lambda: study.scores(["importance"]),
+        "effect": lambda: study.scores(["effect"]),
+    }
+    told(measure(wanted, rounds))
+
+
+def told(seconds: dict[str, float]) -> None:
+    """Print the seconds of candidates, the first of which is a plain forward."""
+    base = seconds["plain forward"]
     for name, spent in seconds.items():
         print(f"{name:24s} {spent:7.2f} s   {spent / base:6.2f} plain forwards")
-    print(f"usual loop / importance: {seconds['usual loop'] / seconds['importance']:.1f}x")
 
 
 if __name__ == "__main__":
