@@ -29,7 +29,7 @@ DataOpt = Annotated[
     typer.Option(
         "--data",
         metavar="DATA",
-        help="Data file (also .gz, .zst), folder of images or sounds, - for stdin, or Hub data set.",
+        help="Data file (also .gz, .zst), folder of images or sounds, - for stdin, or Hub id.",
     ),
 ]
 RevisionOpt = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit of a Hub model.")]
