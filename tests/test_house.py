@@ -27,7 +27,7 @@ FLOORS = [
     "scores pairs output_weights",
     "weights widening settings_read boundary silence folder_writing scores/* sources reasons texts plan_files measures",
     "hsic",
-    "models sums reading gated replay plan score_files layouts moments row_store circuits streams cuts",
+    "models sums reading gated gated_rows replay plan score_files layouts moments row_store circuits streams cuts",
     "stand_in ablated data reports words counts units recipe measures/* pair_sums resuming rehearsal",
     "tallies fingerprints",
     "work ranks score_pass",
