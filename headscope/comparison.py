@@ -66,7 +66,7 @@ class Judged:
             timed = _timed(studies, rows, tokens, speed)
             rows, notes = timed.rows, [*notes, *timed.notes]
             if alone:
-                threads = f", with {torch.get_num_threads()} threads" if home(first.model).type == "cpu" else ""
+                threads = f", threads: {torch.get_num_threads()}" if home(first.model).type == "cpu" else ""
                 notes.append(f"timed by rank 0 alone, after all others had ended{threads}")
             sentences.append("masking heads saves no time: only heads that are removed do")
         columns = columns_of(speed=bool(speed))

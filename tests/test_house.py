@@ -40,7 +40,7 @@ FLOORS = [
     "side_by_side",
     "checks survey estimate comparison head_pictures repair request stored criteria/* merge_maps",
     "mending",
-    "trials prepared comparison_picture",
+    "trials prepared first_scores comparison_picture",
     "pruned",
     "outlay selection publish likeness",
     "pruning prune_report similarity_report pair_estimate",

@@ -32,16 +32,21 @@ def refuse(given: Settings, what: str) -> None:
         )
 
 
-def refuse_ranks(given: Settings, command: str) -> None:
+def asked(given: Settings) -> bool:
+    """Whether there are several processes, or an option is about them or about kept work."""
+    return given.standing.world > 1 or any(given.raw[name] is not None for name in _OPTIONS)
+
+
+def refuse_ranks(given: Settings, what: str) -> None:
     """Refuse to do one thing several times at once under a launcher.
 
     Raises:
         UsageError: there are several processes, or kept work is asked for.
     """
-    refuse(given, command)
+    refuse(given, what)
     if given.standing.world > 1:
         raise UsageError(
-            f"{command} is not shared out, and WORLD_SIZE promises {given.standing.world} processes",
+            f"{what} is not shared out, and WORLD_SIZE promises {given.standing.world} processes",
             hint="start it without torchrun or accelerate",
         )
 
@@ -87,7 +92,7 @@ def sharing(given: Settings) -> Iterator[Share]:
     """
     from headscope.shares import Share
 
-    if given.data is None:
+    if given.data is None or given.dry_run:
         yield Share()
         return
     from headscope.ranks import TIMEOUT, Ranks
