@@ -206,5 +206,7 @@ def test_what_is_timed_beside_others_says_so(opened: dict[str, Opened], other: P
     found = judged(opened["single"], other)
     for alone in (True, False):
         notes = found.report(tokens=8, speed=[1], alone=alone).table.notes
-        said = [note for note in notes if note.startswith("timed by rank 0 alone, after all others had ended, threads:")]
+        said = [
+            note for note in notes if note.startswith("timed by rank 0 alone, after all others had ended, threads:")
+        ]
         assert len(said) == alone
