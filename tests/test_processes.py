@@ -61,6 +61,7 @@ def test_what_cannot_be_shared_is_refused(run: Run, tmp_path: Path, monkeypatch:
     assert refused(run("inspect", VIT, *DATA, "--resume", "never"), 2, "--work DIR keeps it")
     assert refused(run("inspect", VIT, *DATA, "--resume", "always"), 2, "no such choice")
     assert refused(run("inspect", VIT, "--data", "-", "--processes", "2"), 2, "by one process only")
+    assert refused(run(*pruning, *DATA, "--eval-data", "-", "--processes", "2"), 2, "by one process only")
     assert refused(run("inspect", VIT, *DATA, "--processes", "0"), 2, "--processes 0")
     assert refused(run("inspect", VIT, *DATA, "--processes", "2", "--timeout", "0"), 2, "--timeout 0")
     assert refused(run("inspect", VIT, *DATA, "--work", VIT / "config.json"), 2, "is a file, not a folder")

@@ -185,6 +185,16 @@ def test_judgements_are_shared_kept_and_resumed(opened: dict[str, Opened], other
     assert f1.found[0].metric_name == "f1" and files[1].stat().st_mtime_ns == kept, "units serve every metric"
 
 
+def test_judgements_without_labels_are_kept_too(tmp_path: Path) -> None:
+    case = open_case(CASES["embedding"], tmp_path / "case")
+    other = changed(case, tmp_path / "other", 0.5)
+    wanted = judged(case, other)
+    for _ in range(2):
+        found = judged(case, other, Share(work=WorkFolder(tmp_path / "work")))
+        assert torch.equal(found.found[1].divergences, wanted.found[1].divergences) and found.found[1].loss is None
+    assert wanted.found[1].divergence > 0 and len(list((tmp_path / "work").iterdir())) > 0
+
+
 def test_judgements_of_other_models_are_refused(opened: dict[str, Opened], other: Path, tmp_path: Path) -> None:
     def work() -> Share:
         return Share(work=WorkFolder(tmp_path / "work"))

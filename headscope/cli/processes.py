@@ -65,8 +65,8 @@ def consider(given: Settings) -> None:
         raise UsageError("--timeout is about several processes", hint="--processes N starts them")
     if raw["resume"] == "never" and raw["work"] is None:
         raise UsageError("--resume is about finished work, and none is kept", hint="--work DIR keeps it")
-    if max(world, given.processes) > 1 and given.data == "-":
-        raise UsageError("--data - can be read by one process only", hint="give a file")
+    if max(world, given.processes) > 1 and "-" in (given.data, raw.get("eval_data")):
+        raise UsageError("data from standard input (-) can be read by one process only", hint="give a file")
     if raw["work"] is not None:
         require_folder(raw["work"])
 
