@@ -52,7 +52,7 @@ def test_what_cannot_be_shared_is_refused(run: Run, tmp_path: Path, monkeypatch:
     assert refused(run("prune", VIT, *DATA, "--heads", "0:1", "-o", tmp_path / "out", "--work", work), 2, anything)
     assert refused(run(*pruning[:4], *DATA, "--curve", tmp_path / "c.csv", "--work", work), 2, anything)
     ablation = ("inspect", VIT, *DATA, "--limit", "20", "--measures", "ablation", "--budget", "14", "--work", work)
-    assert refused(run(*ablation), 2, "--budget 14 draws examples from all as it goes", "exact ablation")
+    assert refused(run(*ablation), 2, "--budget 14 draws from all examples as it goes", "exact ablation")
     assert refused(run("evaluate", VIT, *DATA, "--timeout", "9"), 2, "--timeout is about several processes")
     assert refused(run("inspect", VIT, "--processes", "2"), 2, "without a pass over --data")
     assert refused(run("inspect", VIT, *DATA, "--check", "--work", work), 2, "without a pass over --data")
