@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-import numpy
 import torch
 from torch import Tensor
 
+from headscope import gated
 from headscope.capture import watch
 from headscope.errors import UsageError
 from headscope.examples import Batch, Example
+from headscope.gated_rows import GatedRows
 from headscope.heads import HeadId, Site
 from headscope.memory import in_halves
-from headscope.metrics import Metric, Predictions
 from headscope.objective import Objective, Said, Wanted
 from headscope.parallel import shards_of
 from headscope.replay import Recording, Removal, Replay
@@ -43,7 +43,7 @@ class Ablation:
 
 @dataclass
 class Bench:
-    """What ablations are run on: a model with its task, the examples and how to cut them, and who is told.
+    """What a budget of ablations is spent on: a model with its task, the examples and how to cut them, and who is told.
 
     `progress` is told how many examples of how many are done.
     """
@@ -51,7 +51,6 @@ class Bench:
     objective: Objective
     examples: Sequence[Example]
     cut: Cut
-    metric: Metric | None = None
     progress: Callable[[int, int], None] | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -73,25 +72,48 @@ def removals_of(groups: Sequence[Collection[HeadId]], sites: Sequence[Site]) -> 
     return found
 
 
-def exact(bench: Bench, removals: Sequence[Removal]) -> Ablation:
-    """Run every removal on every example: only what comes behind the removed heads runs again.
+class GatedPass:
+    """What a pass with gated heads does with each batch, all of whose runs are exact; `unit` takes what is found.
 
-    Raises:
-        DataError: a loss is not finite.
+    With `removals`, a batch runs without the heads of each of them, and only what comes behind those heads runs again;
+    with `alone`, once for each head, which is the only one left in its site. `notes` takes what is known before.
     """
-    replay = _replay(bench)
-    quality = _Quality(bench.metric, len(removals))
-    changes: dict[int, Tensor] = {}
-    for batch in bench.cut(bench.examples):
-        run = _runner(bench, replay, removals, predictions=quality.reads_predictions)
-        for part, said in in_halves(run, batch, bench.notes):
-            changes |= zip(part.numbers, _changes(said), strict=True)
-            quality.add(part, said)
-        if bench.progress is not None:
-            bench.progress(len(changes), len(bench.examples))
-    table = torch.stack([changes[item.number] for item in bench.examples])
+
+    def __init__(
+        self,
+        objective: Objective,
+        unit: GatedRows,
+        removals: Sequence[Removal] | None,
+        *,
+        alone: bool,
+        notes: list[str],
+    ) -> None:
+        self.objective, self.unit, self.removals, self.alone = objective, unit, removals, alone
+        self._replay = None if removals is None else _replay(objective, notes)
+
+    def add(self, batch: Batch) -> None:
+        """Run one batch.
+
+        Raises:
+            DataError: a loss is not finite.
+        """
+        objective, unit = self.objective, self.unit
+        if self._replay is not None and self.removals is not None:
+            predictions = unit.quality.reads_predictions
+            run = _runner(objective, unit.notes, self._replay, self.removals, predictions=predictions)
+            for part, said in in_halves(run, batch, unit.notes):
+                unit.ablated |= zip(part.numbers, _changes(said), strict=True)
+                unit.quality.add(part, said)
+        if self.alone:
+            for part, losses in in_halves(lambda part: gated.alone(objective, part), batch, unit.notes):
+                unit.alone |= zip(part.numbers, losses, strict=True)
+
+
+def exact(rows: GatedRows, examples: Sequence[Example]) -> Ablation:
+    """What the rows of all examples say of each removal."""
+    table = torch.stack([rows.ablated[item.number] for item in examples])
     error = table.std(dim=0) / len(table) ** 0.5 if len(table) > 1 else torch.full_like(table[0], torch.nan)
-    return Ablation(table.mean(dim=0), error, quality.changes(), changes, notes=tuple(bench.notes))
+    return Ablation(table.mean(dim=0), error, rows.quality.changes(), rows.ablated, notes=tuple(rows.notes))
 
 
 def sampled(bench: Bench, removals: Sequence[Removal], budget: int, *, seed: int) -> Ablation:
@@ -105,7 +127,7 @@ def sampled(bench: Bench, removals: Sequence[Removal], budget: int, *, seed: int
     """
     if budget < LEAST:
         raise UsageError(f"--budget {budget}: an interval needs {LEAST} or more exact runs of each head")
-    replay = _replay(bench)
+    replay = _replay(bench.objective, bench.notes)
     guess = _guesses(bench, removals)
     done = 0
 
@@ -115,7 +137,8 @@ def sampled(bench: Bench, removals: Sequence[Removal], budget: int, *, seed: int
         found: dict[int, Tensor] = {}
         wanted = [removals[column] for column in columns]
         for batch in bench.cut(chosen):
-            for part, said in in_halves(_runner(bench, replay, wanted, predictions=False), batch, bench.notes):
+            runner = _runner(bench.objective, bench.notes, replay, wanted, predictions=False)
+            for part, said in in_halves(runner, batch, bench.notes):
                 found |= zip(part.numbers, _changes(said), strict=True)
         done += len(places) * len(columns)
         if bench.progress is not None:
@@ -129,27 +152,27 @@ def sampled(bench: Bench, removals: Sequence[Removal], budget: int, *, seed: int
     return Ablation(found.mean, found.error, none, estimate=found, notes=tuple(bench.notes))
 
 
-def _replay(bench: Bench) -> Replay:
-    model, sites = bench.objective.model, bench.objective.sites
+def _replay(objective: Objective, notes: list[str]) -> Replay:
+    model, sites = objective.model, objective.sites
     whole = shards_of(model).size == 1  # else no process has all weights of an output projection
     replay = Replay.of(model, sites) if whole else Replay(model, sites, {})
-    bench.notes += [note for note in replay.notes if note not in bench.notes]
+    notes += [note for note in replay.notes if note not in notes]
     return replay
 
 
 def _runner(
-    bench: Bench, replay: Replay, removals: Sequence[Removal], *, predictions: bool
+    objective: Objective, notes: list[str], replay: Replay, removals: Sequence[Removal], *, predictions: bool
 ) -> Callable[[Batch], list[Said]]:
     """What runs a batch whole, and then once without the heads of each removal."""
     other = "a batch took another course than made-up inputs, so its ablations took whole passes"
 
     def run(batch: Batch) -> list[Said]:
         seen = Recording()
-        said = [bench.objective.say(batch, replay.recording(seen), predictions=predictions)]
-        if not replay.usable(seen) and other not in bench.notes:
-            bench.notes.append(other)
+        said = [objective.say(batch, replay.recording(seen), predictions=predictions)]
+        if not replay.usable(seen) and other not in notes:
+            notes.append(other)
         for removed in removals:
-            said.append(bench.objective.say(batch, replay.without(removed, seen), predictions=predictions))
+            said.append(objective.say(batch, replay.without(removed, seen), predictions=predictions))
         return said
 
     return run
@@ -174,62 +197,3 @@ def _guesses(bench: Bench, removals: Sequence[Removal]) -> Tensor:
                 ]
                 found |= zip(part.numbers, torch.stack(columns, dim=1), strict=True)
     return torch.stack([found[item.number] for item in bench.examples])
-
-
-class _Quality:
-    """The task's metric of the whole model and of each removal, in memory that grows with the examples at most.
-
-    Where an example's totals do not depend on the others only their sums are kept, else its predictions.
-    """
-
-    def __init__(self, metric: Metric | None, removals: int) -> None:
-        self.metric, self.removals = metric, removals
-        self.reads_predictions = metric is not None and not metric.of_loss
-        self._totals: list[numpy.ndarray] = []
-        self._kept: list[list[Predictions]] = [[] for _ in range(removals + 1)]
-
-    def add(self, batch: Batch, said: Sequence[Said]) -> None:
-        """Add what the whole model and each removal said on a batch."""
-        if self.metric is None:
-            return
-        rows = [_predictions(batch, one) for one in said]
-        if self.metric.apart:
-            totals = [numpy.asarray(self.metric.totals(one)).sum(axis=0) for one in rows]
-            self._totals = [a + b for a, b in zip(self._totals, totals, strict=True)] if self._totals else totals
-        else:
-            for kept, one in zip(self._kept, rows, strict=True):
-                kept.append(one)
-
-    def changes(self) -> Tensor:
-        """The metric without the heads of each removal minus that of the whole model, `[removal]`; NaN without one."""
-        if self.metric is None:
-            return torch.full((self.removals,), torch.nan, dtype=torch.float64)
-        with numpy.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            if self.metric.apart:
-                values = numpy.concatenate([self.metric.of(total[None]) for total in self._totals])
-            else:
-                ones = [_joined(kept) for kept in self._kept]
-                values = numpy.concatenate([self.metric.resampled(one, numpy.ones((1, one.count))) for one in ones])
-        found = torch.from_numpy(numpy.asarray(values, dtype=numpy.float64))
-        return found[1:] - found[0]
-
-
-def _predictions(batch: Batch, said: Said) -> Predictions:
-    """What was said on one batch, in small types."""
-    rows = batch.predicted.nonzero()[:, 0].numpy()
-    predicted = numpy.zeros(len(rows)) if said.predicted is None else said.predicted.numpy()
-    small = predicted if predicted.dtype.kind == "f" else predicted.astype(numpy.int32)
-    target = batch.targets[batch.predicted].numpy()
-    return Predictions(rows, small, target, said.lost.numpy(), len(batch))
-
-
-def _joined(parts: Sequence[Predictions]) -> Predictions:
-    """Batches one behind the other, as one set of examples."""
-    starts = numpy.cumsum([0, *(part.count for part in parts)])
-    return Predictions(
-        example=numpy.concatenate([part.example + start for part, start in zip(parts, starts[:-1], strict=True)]),
-        prediction=numpy.concatenate([part.prediction for part in parts]),
-        target=numpy.concatenate([part.target for part in parts]),
-        loss=numpy.concatenate([part.loss for part in parts]),
-        count=int(starts[-1]),
-    )

@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from headscope.alike import require_alike
 from headscope.bootstrap import interval
 from headscope.comparison_columns import columns_of
 from headscope.errors import DeviceError
 from headscope.evaluation import Judgement, Run, judge
+from headscope.examples import Batch
+from headscope.fingerprints import Fingerprint, of_measures, of_model
 from headscope.headers import has_safetensors, read_headers
 from headscope.inspection import model_table
 from headscope.location import Location
@@ -21,7 +25,9 @@ from headscope.memory import memory_errors
 from headscope.metrics import ACCURACY, F1, Array
 from headscope.models import LoadedModel, load
 from headscope.objective import Objective
+from headscope.offload import home
 from headscope.provenance import Provenance
+from headscope.shares import Share
 from headscope.study import Progress, Study, StudyOptions, batches
 from headscope.tables import Cell, Table
 from headscope.timing import Timing, made_up, matrix_macs, time_models
@@ -33,6 +39,40 @@ class Comparison:
 
     table: Table
     sentences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Models that were judged on the same data, `found` in the order of `studies`, by the metric asked for."""
+
+    studies: Sequence[Study]
+    found: Sequence[Judgement]
+    metric: str | None = None
+
+    def report(self, *, tokens: int = 512, speed: Sequence[int] = (), alone: bool = False) -> Comparison:
+        """The report; with batch sizes in `speed`, the models are timed for it, where other processes were there by one
+        that is `alone` now.
+
+        Raises:
+            HeadscopeError: a model cannot be timed.
+        """
+        studies, found = self.studies, self.found
+        first = studies[0].loaded
+        rows = [_row(study, one, tokens) for study, one in zip(studies, found, strict=True)]
+        pairs = zip(studies[1:], found[1:], strict=True)
+        sentences = [_difference(studies[0], study, found[0], one) for study, one in pairs]
+        notes = [*_notes(studies, found[0]), *_choice(first, found[0], self.metric)]
+        if speed:
+            timed = _timed(studies, rows, tokens, speed)
+            rows, notes = timed.rows, [*notes, *timed.notes]
+            if alone:
+                threads = f", threads: {torch.get_num_threads()}" if home(first.model).type == "cpu" else ""
+                notes.append(f"timed by rank 0 alone, after all others had ended{threads}")
+            sentences.append("masking heads saves no time: only heads that are removed do")
+        columns = columns_of(speed=bool(speed))
+        origin = joint_provenance(studies)
+        table = Table("evaluate", columns, tuple(rows), "model", origin, tuple(dict.fromkeys(notes)))
+        return Comparison(table, tuple(filter(None, sentences)))
 
 
 def compare(
@@ -50,21 +90,47 @@ def compare(
     Raises:
         HeadscopeError: a model or the data cannot be used, or the models cannot be compared.
     """
+    return judge_models(models, data, options, metric=metric, progress=progress).report(tokens=tokens, speed=speed)
+
+
+def judge_models(
+    models: Sequence[str],
+    data: str,
+    options: StudyOptions | None = None,
+    *,
+    metric: str | None = None,
+    progress: Progress | None = None,
+    share: Share | None = None,
+) -> Judged:
+    """Judge models on the same data, the first as the baseline; `share` is what this process does of that.
+
+    Raises:
+        HeadscopeError: a model or the data cannot be used, or the models cannot be compared.
+        RankError: another process has ended, stands still or sees something else.
+        WorkError: the folder holds work of another run.
+    """
     studies = open_studies(models, data, options or StudyOptions())
-    first = studies[0].loaded
-    runs = [_plain(study) for study in studies]
-    found = judge(runs, first.task, first.task_name, batches(studies[0]), metric=metric, progress=progress)
-    rows = [_row(study, one, tokens) for study, one in zip(studies, found, strict=True)]
-    pairs = zip(studies[1:], found[1:], strict=True)
-    sentences = [_difference(studies[0], study, found[0], one) for study, one in pairs]
-    notes = [*_notes(studies, found[0]), *_choice(first, found[0], metric)]
-    if speed:
-        timed = _timed(studies, rows, tokens, speed)
-        rows, notes = timed.rows, [*notes, *timed.notes]
-        sentences.append("masking heads saves no time: only heads that are removed do")
-    columns = columns_of(speed=bool(speed))
-    table = Table("evaluate", columns, tuple(rows), "model", joint_provenance(studies), tuple(dict.fromkeys(notes)))
-    return Comparison(table, tuple(filter(None, sentences)))
+    loaded, cut = studies[0].loaded, batches(studies[0])
+    found = judge(
+        [_plain(study) for study in studies],
+        loaded.task,
+        loaded.task_name,
+        cut,
+        metric=metric,
+        progress=progress,
+        share=share,
+        fingerprint=lambda: _fingerprint(studies, cut),
+    )
+    return Judged(studies, found, metric)
+
+
+def _fingerprint(studies: Sequence[Study], cut: Sequence[Batch]) -> Fingerprint:
+    """All that losses, divergences and predictions depend on: the data, and every model. A metric is made of them."""
+    found = studies[0].fingerprint(cut) | of_measures({"judgement": ""}, models=len(studies))
+    for number, study in enumerate(studies[1:], 2):
+        own = of_model(study.loaded, study.provenance())
+        found |= {f"{name} of model {number}": value for name, value in own.items()}
+    return found
 
 
 def open_studies(models: Sequence[str], data: str, options: StudyOptions) -> list[Study]:

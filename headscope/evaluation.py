@@ -2,6 +2,7 @@
 
 Every model sees a batch before the next batch comes, so that distributions are compared where they arise. What stays
 are numbers: per example its loss and divergence, per predicted position the loss and the class or number that was said.
+They are gathered in units of batches, which several processes can share and a folder keep.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from torch import Tensor
 
 from headscope.errors import DataError, UsageError
 from headscope.examples import Batch
+from headscope.fingerprints import Fingerprint
 from headscope.losses import Distribution, choices, losses
 from headscope.memory import in_halves
 from headscope.metrics import Metric, Predictions, choose_metric
 from headscope.objective import CHUNK_VALUES
-from headscope.study import Progress
+from headscope.shares import Progress, Share
+from headscope.states import State, noted, packed, under, within
 from headscope.tasks import Task
 
 Run = Callable[[Batch], Tensor]
@@ -57,7 +60,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class _Part:
-    """What one model said on one batch: `loss` and `divergence` are `[example]`, `lost` and `said` are `[row]`.
+    """What one model said on some examples: `loss` and `divergence` are `[example]`, `lost` and `said` are `[row]`.
 
     All but `divergence` are empty without labels.
     """
@@ -66,6 +69,42 @@ class _Part:
     divergence: Tensor
     lost: Tensor
     said: Tensor
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Part]) -> _Part:
+        """Parts one behind the other."""
+        return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__})
+
+
+class _Heard:
+    """What every model said on the examples of a pass, or of one unit of it, in the order of the batches."""
+
+    def __init__(self, models: int) -> None:
+        self._models = models
+        self.clear()
+
+    def clear(self) -> None:
+        self.parts: list[list[_Part]] = [[] for _ in range(self._models)]
+        self.notes: list[str] = []
+
+    def add(self, parts: Sequence[_Part]) -> None:
+        """What each model said on the examples that follow."""
+        for before, part in zip(self.parts, parts, strict=True):
+            before.append(part)
+
+    def state(self) -> State:
+        found: State = {"notes": packed(self.notes)}
+        for model, parts in enumerate(self.parts):
+            found |= under(f"model/{model}", vars(_Part.joined(parts)))
+        return found
+
+    def absorb(self, state: State) -> None:
+        self.add([_Part(**within(state, f"model/{model}")) for model in range(self._models)])
+        noted(self.notes, state["notes"])
+
+    @property
+    def size(self) -> int:
+        return 0
 
 
 def judge(
@@ -76,30 +115,32 @@ def judge(
     *,
     metric: str | None = None,
     progress: Progress | None = None,
+    share: Share | None = None,
+    fingerprint: Callable[[], Fingerprint] = dict,
 ) -> list[Judgement]:
     """Judge every run on the same batches; divergences are from the first.
+
+    `share` is what this process does of it, all of it unless told; `fingerprint` then names all that runs and batches
+    depend on. Every process has all judgements.
 
     Raises:
         UsageError: the metric is unknown or does not fit, or a run gives other outputs than the first.
         DataError: a loss or a divergence is not finite.
+        RankError: another process has ended, stands still or sees something else.
+        WorkError: the folder holds work of another run.
     """
     chosen = choose_metric(metric, task, task_name, batches)
     kind = task.distribution
     labelled = kind is not Distribution.DIRECTION and all(batch.labelled for batch in batches)
-    said: list[list[_Part]] = [[] for _ in runs]
-    seen: list[Batch] = []
-    notes: list[str] = []
-    done, total = 0, sum(len(batch) for batch in batches)
+    unit, total = _Heard(len(runs)), _Heard(len(runs))
+
+    def add(batch: Batch) -> None:
+        for _, parts in in_halves(lambda half: _compare(runs, kind, half, labelled=labelled), batch, unit.notes):
+            unit.add(parts)
+
     with torch.no_grad():
-        for batch in batches:
-            for half, parts in in_halves(lambda half: _compare(runs, kind, half, labelled=labelled), batch, notes):
-                seen.append(half)
-                for before, part in zip(said, parts, strict=True):
-                    before.append(part)
-            done += len(batch)
-            if progress is not None:
-                progress(done, total)
-    return [_judgement(parts, seen, chosen, tuple(notes)) for parts in said]
+        (share or Share()).pool(batches, add, unit, total=total, fingerprint=fingerprint, progress=progress)
+    return [_judgement(_Part.joined(parts), batches, chosen, tuple(total.notes)) for parts in total.parts]
 
 
 def _compare(runs: Sequence[Run], kind: Distribution, batch: Batch, *, labelled: bool) -> list[_Part]:
@@ -170,16 +211,13 @@ def _means(batch: Batch, rows: Tensor, what: str) -> Tensor:
     return means
 
 
-def _judgement(
-    parts: Sequence[_Part], batches: Sequence[Batch], metric: Metric | None, notes: tuple[str, ...]
-) -> Judgement:
+def _judgement(part: _Part, batches: Sequence[Batch], metric: Metric | None, notes: tuple[str, ...]) -> Judgement:
     """Everything in the order of the examples' numbers, whatever the batches were."""
     order = torch.tensor([number for batch in batches for number in batch.numbers]).argsort()
-    loss = torch.cat([part.loss for part in parts])
-    predictions = None if metric is None else _predictions(parts, batches, order)
+    predictions = None if metric is None else _predictions(part, batches, order)
     return Judgement(
-        losses=loss[order] if len(loss) else loss,
-        divergences=torch.cat([part.divergence for part in parts])[order],
+        losses=part.loss[order] if len(part.loss) else part.loss,
+        divergences=part.divergence[order],
         metric=None if metric is None or predictions is None else metric.value(predictions),
         metric_name="" if metric is None else metric.name,
         examples=len(order),
@@ -189,15 +227,14 @@ def _judgement(
     )
 
 
-def _predictions(parts: Sequence[_Part], batches: Sequence[Batch], order: Tensor) -> Predictions:
+def _predictions(part: _Part, batches: Sequence[Batch], order: Tensor) -> Predictions:
     example = order.argsort().repeat_interleave(torch.cat([batch.positions for batch in batches]))
     rows = example.argsort(stable=True)
     target = torch.cat([batch.targets[batch.predicted] for batch in batches])
-    said, lost = (torch.cat(list(values)) for values in zip(*((part.said, part.lost) for part in parts), strict=True))
     return Predictions(
         example=example[rows].numpy(),
-        prediction=said[rows].numpy(),
+        prediction=part.said[rows].numpy(),
         target=target[rows].numpy(),
-        loss=lost[rows].numpy(),
+        loss=part.lost[rows].numpy(),
         count=len(order),
     )

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedModel
 
 from headscope.data import load_examples
 from headscope.errors import UsageError
-from headscope.examples import HELD_OUT, Examples, held_out
+from headscope.examples import HELD_OUT, Examples, collate, held_out
+from headscope.inputs import probe_inputs
 from headscope.mending import Mender
 from headscope.models import LoadedModel
+from headscope.objective import model_inputs
+from headscope.offload import home
 from headscope.stored import stored_format
 from headscope.study import Study, StudyOptions
+from headscope.verify import Inputs
+
+PROOF_EXAMPLES, PROOF_TOKENS = 4, 128
+"""Examples of the data that are part of the proof, and how many of their tokens."""
 
 
 @dataclass(frozen=True)
@@ -72,3 +82,20 @@ def _mender(study: Study, choosing: Examples | None, notes: list[str], *, asked:
         raise UsageError(f"--compensate needs {HELD_OUT} examples to choose by, and there are {count}")
     notes.append(f"no repair was tried: {count} examples are too few for one")
     return None
+
+
+def proof_inputs(model: PreTrainedModel, judging: Study) -> list[Inputs]:
+    """Made-up inputs of a model, and a few examples of the data side by side."""
+    found: list[Inputs] = [probe_inputs(model)]
+    examples = judging.examples
+    if examples is not None:
+        batch = collate(examples.items[:PROOF_EXAMPLES], examples.pads).to(home(model), model.dtype)
+        inputs = model_inputs(model, judging.loaded.task, batch)
+        found.append({name: _shortened(name, value) for name, value in inputs.items()})
+    return found
+
+
+def _shortened(name: str, value: Any) -> Any:
+    """The first tokens of a text input: a proof needs no long texts, whose logits are large."""
+    text = name.removeprefix("decoder_") in ("input_ids", "attention_mask", "token_type_ids")
+    return value[:, :PROOF_TOKENS] if text else value

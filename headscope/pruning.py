@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -14,28 +13,27 @@ from headscope import verify
 from headscope.alignment import Family
 from headscope.discovery import find_sites
 from headscope.errors import InvalidPlan, ModelError, UnsupportedModel, UsageError
-from headscope.examples import collate
+from headscope.first_scores import FirstScores, shared_scores
 from headscope.folder_writing import check_target
 from headscope.forms import choose_form
 from headscope.headers import read_config
 from headscope.heads import Site
-from headscope.inputs import probe_inputs
 from headscope.layouts import LAYOUTS
 from headscope.memory import memory_errors
 from headscope.merge_maps import find_merge
 from headscope.merging import Merge, aligned, merge_heads, tied
 from headscope.models import LoadedModel, load
-from headscope.objective import model_inputs
-from headscope.offload import home, require_in_memory
+from headscope.offload import require_in_memory
 from headscope.output_weights import Patch, swapped
 from headscope.plan import Plan, SiteHeads
-from headscope.prepared import prepare
+from headscope.prepared import prepare, proof_inputs
 from headscope.pruned import Pruned, cost
 from headscope.publish import Basis, Publication, pad_token, publish
 from headscope.reasons import PACKED, RAISED, first_line
 from headscope.repair import Repair, applied, write
 from headscope.request import Request
 from headscope.selection import Selection, select
+from headscope.shares import Share
 from headscope.stored import as_stored, stored_format
 from headscope.study import Progress, StudyOptions
 from headscope.surgery import prune as take_out
@@ -45,8 +43,6 @@ from headscope.verify import Inputs, Verification
 from headscope.widening import widened
 
 NO_REPAIR = "no repair was made: none was found that lowers the divergence on held-out examples"
-PROOF_EXAMPLES, PROOF_TOKENS = 4, 128
-"""Examples of the data that are part of the proof, and how many of their tokens."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +77,10 @@ def prune(
     """
     if output is not None:
         check_target(output, None, force=options.publication.force)
-    return _Pruning(model, data, options).run(output, progress)
+    return Pruning(model, data, options).run(output, progress)
 
 
-class _Pruning:
+class Pruning:
     """One model on its way to a smaller one."""
 
     def __init__(self, model: str, data: str | None, options: PruneOptions) -> None:
@@ -97,6 +93,18 @@ class _Pruning:
         self.study, self.judging, self.mender = prepared.study, prepared.judging, prepared.mender
         self.notes: list[str] = [*self.loaded.notes, *prepared.notes]
         self.merge: Merge | None = None
+        self.known: FirstScores = {}
+
+    def share(self, share: Share, progress: Progress | None) -> None:
+        """Make the scores that the choice begins with, where several processes share them or work is kept;
+        `run` is for one process.
+
+        Raises:
+            HeadscopeError: they cannot be measured, or another process has ended.
+        """
+        if not share.alone:
+            self.study.progress = progress
+            self.known = shared_scores(self.study, self.options.request, share, mender=self.mender)
 
     def _require_plain_weights(self) -> None:
         """Refuse a checkpoint that says it is quantised, also where the loaded model no longer does."""
@@ -129,7 +137,7 @@ class _Pruning:
         if self.merge is not None:
             selection = Selection(Plan(tuple(SiteHeads.of(site) for site in self.study.sites), (), seed=seed))
         else:
-            selection = select(self.study, self.options.request, trials, seed=seed, mender=mender)
+            selection = select(self.study, self.options.request, trials, seed=seed, mender=mender, known=self.known)
         verdict = trials.judged(selection.plan) if trials is not None and output is not None else None
         self.notes += selection.notes
         self.notes += [f"not analysed: {problem}" for problem in self.study.discovery.problems]
@@ -160,7 +168,7 @@ class _Pruning:
         goes to disk.
         """
         model, plan, sites = stored.model, selection.plan, self.study.sites
-        before, inputs = cost(model, sites, stored.value_bytes), self._inputs(model)
+        before, inputs = cost(model, sites, stored.value_bytes), proof_inputs(model, self.judging)
         proof, expected = Verification(), []
         if prove:
             proof = self._proved_wide(model, plan, inputs, repair=repair)
@@ -270,19 +278,3 @@ class _Pruning:
         whole = verify.run(wide, inputs)
         with swapped(aligned(wide, self.study.sites, self.merge)):
             return [verify.same_arithmetic(whole, verify.run(wide, inputs), wide, names="whole and aligned")]
-
-    def _inputs(self, model: PreTrainedModel) -> list[Inputs]:
-        """Made-up inputs, and a few examples of the data side by side."""
-        found: list[Inputs] = [probe_inputs(model)]
-        examples = self.judging.examples
-        if examples is not None:
-            batch = collate(examples.items[:PROOF_EXAMPLES], examples.pads).to(home(model), model.dtype)
-            inputs = model_inputs(model, self.loaded.task, batch)
-            found.append({name: _shortened(name, value) for name, value in inputs.items()})
-        return found
-
-
-def _shortened(name: str, value: Any) -> Any:
-    """The first tokens of a text input: a proof needs no long texts, whose logits are large."""
-    text = name.removeprefix("decoder_") in ("input_ids", "attention_mask", "token_type_ids")
-    return value[:, :PROOF_TOKENS] if text else value

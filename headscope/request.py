@@ -90,3 +90,8 @@ class Request:
     def judged(self) -> bool:
         """Whether the choice is judged on held-out data."""
         return self.keep_metric is not None or self.max_loss_increase is not None
+
+    @property
+    def chosen(self) -> bool:
+        """Whether a criterion chooses the heads."""
+        return self.heads is None and self.plan is None and self.merge_kv is None and self.scores is None

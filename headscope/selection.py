@@ -9,9 +9,9 @@ from typing import Any
 from headscope.boundary import boundaries
 from headscope.choice import Rules, choose, choose_round, possible_counts, removal_order, round_counts, wanted_count
 from headscope.counts import total_heads
-from headscope.criteria import candidates, choose_criterion, load_criterion
+from headscope.criteria import choose_criterion, load_criterion
 from headscope.errors import InvalidPlan, ThresholdError, UsageError
-from headscope.examples import HELD_OUT
+from headscope.first_scores import FirstScores, criteria_of, scored_on
 from headscope.heads import HeadId, Site, parse_heads
 from headscope.mending import Mender, divergence
 from headscope.plan import Plan, SiteHeads, read_plan, require_removable
@@ -39,11 +39,17 @@ class Selection:
 
 
 def select(
-    study: Study, request: Request, trials: Trials | None, *, seed: int = 0, mender: Mender | None = None
+    study: Study,
+    request: Request,
+    trials: Trials | None,
+    *,
+    seed: int = 0,
+    mender: Mender | None = None,
+    known: FirstScores | None = None,
 ) -> Selection:
     """The plan that a request means for the model of a study; `trials` judges it where a limit asks for that.
 
-    With a `mender`, the scores of later rounds are those of the repaired model.
+    With a `mender`, the scores of later rounds are those of the repaired model. First scores may be `known` already.
 
     Raises:
         InvalidPlan: exactly these heads, or exactly this number, cannot be removed.
@@ -55,7 +61,7 @@ def select(
     elif request.plan is not None:
         found = Selection(read_plan(request.plan, _all(study)))
     else:
-        found = _Chooser(study, request, seed, mender=mender).choose(trials)
+        found = _Chooser(study, request, seed, mender=mender, known=known or {}).choose(trials)
     if not found.plan.removed:
         raise InvalidPlan("nothing is left to remove: all of these heads are gone already")
     if len(found.plan.removed) == total_heads(found.plan.sites):
@@ -116,10 +122,9 @@ def _before_pruning(study: Study) -> list[Site]:
 class _Chooser:
     """Chooses heads by scores."""
 
-    def __init__(self, study: Study, request: Request, seed: int, *, mender: Mender | None) -> None:
+    def __init__(self, study: Study, request: Request, seed: int, *, mender: Mender | None, known: FirstScores) -> None:
         self.study, self.request, self.seed, self.mender = study, request, seed, mender
-        self.scored = mender.study if mender is not None and request.criterion == "auto" else study
-        """What scores are measured on: `auto`, which promises none by name, takes the mender's noisy copies too."""
+        self.scored = scored_on(study, request, mender)
         self.sites = _all(study)
         self.able = able_sites(study, masked=request.masked)
         self.rules = Rules(request.scope, request.unit, request.min_heads, structural=not request.masked)
@@ -127,7 +132,7 @@ class _Chooser:
         if len(self.able) < len(study.sites):
             self.notes.append(f"{len(study.sites) - len(self.able)} sites whose heads are coupled keep all of them")
         self.history: list[dict[str, Any]] = []
-        self._first_scores: dict[str, Mapping[HeadId, float]] = {}
+        self._first_scores = dict(known)
         self.criterion = "scores"
         if request.scores is None:
             labelled = study.examples is not None and study.examples.labelled
@@ -158,15 +163,14 @@ class _Chooser:
 
         Where a limit is searched for, the plans compared remove half of what can go.
         """
+        if self.request.scores is not None or (names := criteria_of(self.study, self.request)) == (self.criterion,):
+            return
         examples = self.study.examples
-        if self.request.criterion != "auto" or self.request.scores is not None:
-            return
-        if examples is None or len(examples) < HELD_OUT:
-            return
+        assert examples is not None
         found: dict[str, float] = {}
         some = self.study.on(replace(examples, items=examples.items[:AUTO_EXAMPLES]))
         mender = None if self.mender is None else self.mender.on(some)
-        for name in candidates(examples.labelled):
+        for name in names:
             self.criterion = name
             plan = Plan(self.sites, tuple(sorted(self._removed(self._scores(())))))
             found[name] = divergence(some, plan) if mender is None else mender.divergence(plan)

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from headscope.examples import Batch
 from headscope.fingerprints import Fingerprint
 from headscope.ranks import Ranks
-from headscope.states import State
-from headscope.tallies import Tally
+from headscope.states import Held, State
 from headscope.work import WorkFolder
 
 UNIT = 4
@@ -39,13 +38,22 @@ class Share:
         """Whether nothing is shared: one process that keeps nothing."""
         return self.ranks is None and self.work is None
 
+    def step(self) -> None:
+        """Say that this process goes on; for work on one batch that takes many passes.
+
+        Raises:
+            RankError: another process has ended.
+        """
+        if self.ranks is not None:
+            self.ranks.step()
+
     def pool(
         self,
         batches: Sequence[Batch],
         add: Callable[[Batch], None],
-        unit: Tally,
+        unit: Held,
         *,
-        total: Tally,
+        total: Held,
         fingerprint: Callable[[], Fingerprint],
         progress: Progress | None = None,
     ) -> None:
@@ -84,13 +92,12 @@ class Share:
             self.work.require(self._passes, seen)
         return seen
 
-    def _compute(self, batches: Sequence[Batch], add: Callable[[Batch], None], unit: Tally, told: _Told) -> State:
+    def _compute(self, batches: Sequence[Batch], add: Callable[[Batch], None], unit: Held, told: _Told) -> State:
         unit.clear()
         for batch in batches:
             add(batch)
             told.batch(len(batch))
-            if self.ranks is not None:
-                self.ranks.step()
+            self.step()
         return unit.state()
 
     def _states(self, own: State | None, count: int) -> Iterator[State]:

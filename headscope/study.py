@@ -9,21 +9,22 @@ from functools import cached_property
 from torch import Tensor
 
 from headscope import gated, registry
-from headscope.ablated import Ablation, Bench, exact, removals_of, sampled
+from headscope.ablated import Ablation, Bench, GatedPass, exact, removals_of, sampled
 from headscope.data import DataOptions, load_examples
 from headscope.discovery import Discovery, find_sites
 from headscope.errors import UsageError
 from headscope.examples import Batch, Example, Examples
 from headscope.fingerprints import Fingerprint, of_data, of_measures, of_model, of_versions
+from headscope.gated_rows import GatedRows
 from headscope.heads import HeadId, Site, SiteId
 from headscope.matrices import head_weights
-from headscope.memory import in_halves
 from headscope.metrics import choose_metric
 from headscope.models import LoadedModel, LoadOptions, load
 from headscope.objective import Objective, Wanted
 from headscope.offload import home, is_offloaded
 from headscope.pair_sums import PairSums
 from headscope.provenance import Provenance
+from headscope.replay import Removal
 from headscope.score_pass import ScorePass, reads_rows
 from headscope.scores import GATED, LABELS, Means, Need, Score, Scores
 from headscope.shares import Progress, Share
@@ -133,12 +134,6 @@ class Study:
         return Scores(names, values, stability, loss, sums.count, notes)
 
     def _allow(self, chosen: Mapping[str, Score], needs: frozenset[Need]) -> None:
-        gated_ones = [name for name, score in chosen.items() if score.needs & GATED]
-        if gated_ones and not self.share.alone:
-            raise UsageError(
-                f"{', '.join(gated_ones)} runs passes with gated heads, which are not shared out or kept",
-                hint="leave it out of --measures, or run it in one process without --work",
-            )
         if self.examples is None and needs - {Need.WEIGHTS}:
             hungry = ", ".join(name for name, score in chosen.items() if score.needs - {Need.WEIGHTS})
             raise UsageError(f"{hungry} cannot be measured without data", hint="give --data FILE")
@@ -165,17 +160,16 @@ class Study:
         notes: list[str] = []
         if objective.head is None and self.loaded.task.vocabulary:
             notes.append("the language-model head cannot be run apart from this model: its logits are held whole")
-        alone, ablated = dict[int, Tensor](), dict[int, Tensor]()
-        if Need.ABLATED in needs:  # before `only`, so that a budget which is too small is refused at once
-            ablated, progress = self._ablated(objective, sums, notes, progress), None
-        if Need.ALONE in needs:
-            alone, progress = self._alone(objective, notes, progress), None
+        rows = GatedRows()
+        if needs & GATED:
+            rows, progress = self._gated(objective, sums, needs, progress), None
+            notes += rows.notes
         total = Tally(sums, pairs)
         total.notes += notes
         if options.load.attention not in ("auto", "eager") and reads_rows(chosen.values(), pairs):
             total.notes.append(EAGER_ROWS)
         cut, unit = batches(self), total.fresh()
-        running = ScorePass(self.loaded, self.sites, objective, wanted, unit, alone, ablated)
+        running = ScorePass(self.loaded, self.sites, objective, wanted, unit, rows.alone, rows.ablated)
         with running.ready() as add:
             self.share.pool(
                 cut,
@@ -193,17 +187,6 @@ class Study:
         sizes = {"seed": str(self.options.seed), "batch_size": str(self.options.batch_size or "auto")}
         return of_model(self.loaded, origin) | sizes | of_data(cut, self.options.data, origin) | of_versions(origin)
 
-    def _alone(self, objective: Objective, notes: list[str], progress: Progress | None) -> dict[int, Tensor]:
-        """The loss of each example with one head left in its site: by its number, `[head]` over all sites."""
-        assert self.examples is not None
-        found: dict[int, Tensor] = {}
-        for batch in batches(self):
-            for part, losses in in_halves(lambda part: gated.alone(objective, part), batch, notes):
-                found |= zip(part.numbers, losses, strict=True)
-            if progress is not None:
-                progress(len(found), len(self.examples))
-        return found
-
     def ablate(self, groups: Sequence[Collection[HeadId]], *, progress: Progress | None = None) -> Ablation:
         """What removing each group of heads at once does to loss and metric; with a budget, an estimate.
 
@@ -214,37 +197,68 @@ class Study:
         if self.examples is None or not self.examples.labelled:
             raise UsageError("ablation needs data with labels for this model")
         objective = Objective(self.loaded.model, self.loaded.task, self.sites)
-        return self._ablation(objective, groups, progress or self.progress)
-
-    def _ablation(
-        self, objective: Objective, groups: Sequence[Collection[HeadId]], progress: Progress | None
-    ) -> Ablation:
-        assert self.examples is not None
         removals = removals_of(groups, self.sites)
-        bench = Bench(objective, self.examples.items, lambda some: batches(self, some), progress=progress)
         if self._samples:
-            assert self.options.budget is not None
-            return sampled(bench, removals, self.options.budget, seed=self.options.seed)
-        bench.metric = choose_metric(None, self.loaded.task, self.loaded.task_name, batches(self))
-        return exact(bench, removals)
+            return self._sampled(objective, removals, progress or self.progress)
+        rows = self._gated_rows(objective, removals, alone=False, progress=progress or self.progress)
+        return exact(rows, self.examples.items)
 
     @property
     def _samples(self) -> bool:
         """Whether a budget lets ablation run on a part of the examples only."""
         return self.options.budget is not None and self.options.budget < len(self.examples or ())
 
-    def _ablated(
-        self, objective: Objective, sums: ScoreSums, notes: list[str], progress: Progress | None
-    ) -> dict[int, Tensor]:
-        """What each example's loss gains without each head, by its number; under a budget only the means are known."""
-        found = self._ablation(objective, [[head] for site in self.sites for head in site.heads], progress)
-        notes += [note for note in found.notes if note not in notes]
-        whole = {"metric_change": found.metric}
-        whole |= {"change": found.change, "change_error": found.error} if found.estimate is not None else {}
+    def _sampled(self, objective: Objective, removals: Sequence[Removal], progress: Progress | None) -> Ablation:
+        """An estimate within the budget, by one process: what is drawn next depends on what was found."""
+        assert self.examples is not None and self.options.budget is not None
+        if not self.share.alone:
+            raise UsageError(
+                f"--budget {self.options.budget} draws from all examples as it goes, which is not shared out or kept",
+                hint="leave it out for exact ablation, or run it in one process without --work",
+            )
+        bench = Bench(objective, self.examples.items, lambda some: batches(self, some), progress=progress)
+        return sampled(bench, removals, self.options.budget, seed=self.options.seed)
+
+    def _gated(
+        self, objective: Objective, sums: ScoreSums, needs: Collection[Need], progress: Progress | None
+    ) -> GatedRows:
+        """What passes with gated heads say of each example; under a budget only the means of ablations are known."""
+        removals, whole, rows, notes = None, dict[str, Tensor](), GatedRows(), list[str]()
+        if Need.ABLATED in needs:
+            removals = removals_of([[head] for site in self.sites for head in site.heads], self.sites)
+        if removals is not None and self._samples:  # before `only`: a budget that is too small is refused at once
+            found, removals, progress = self._sampled(objective, removals, progress), None, None
+            whole = {"change": found.change, "change_error": found.error, "metric_change": found.metric}
+            notes += found.notes
+        if removals is not None or Need.ALONE in needs:
+            rows = self._gated_rows(objective, removals, alone=Need.ALONE in needs, progress=progress)
+            whole |= {} if removals is None else {"metric_change": rows.quality.changes()}
         for name, values in whole.items():
             for id, part in gated.by_site([values], self.sites).items():
                 sums.whole.setdefault(id, {})[name] = part[0]
-        return found.changes
+        rows.notes = notes + rows.notes
+        return rows
+
+    def _gated_rows(
+        self, objective: Objective, removals: Sequence[Removal] | None, *, alone: bool, progress: Progress | None
+    ) -> GatedRows:
+        """One pass of exact runs with gated heads on every example: without each of `removals`, with heads `alone`."""
+        cut = batches(self)
+        named = {"changes without heads": str(removals)} if removals is not None else {}
+        metric = choose_metric(None, self.loaded.task, self.loaded.task_name, cut) if named else None
+        named |= {"losses with one head alone": ""} if alone else {}
+        total = GatedRows(metric, len(removals or ()))
+        unit = total.fresh()
+        objective.on_inputs = lambda *_: self.share.step()  # one batch may take thousands of runs
+        self.share.pool(
+            cut,
+            GatedPass(objective, unit, removals, alone=alone, notes=total.notes).add,
+            unit,
+            total=total,
+            fingerprint=lambda: self.fingerprint(cut) | of_measures(named, metric=metric.name if metric else None),
+            progress=progress,
+        )
+        return total
 
     def provenance(self) -> Provenance:
         """What the numbers of this study rest on."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import torch
 
 from headscope.pair_sums import PairSums
-from headscope.states import State, under, within
+from headscope.states import State, noted, packed, under, within
 from headscope.sums import ScoreSums
 
 
@@ -35,7 +33,7 @@ class Tally:
         """Everything that was summed, and the notes as bytes of JSON."""
         found = under("scores", self.scores.state())
         found["loss"] = torch.tensor([self.loss, self.labelled], dtype=torch.float64)
-        found["notes"] = torch.tensor(list(json.dumps(self.notes).encode()), dtype=torch.uint8)
+        found["notes"] = packed(self.notes)
         return found if self.pairs is None else found | under("pairs", self.pairs.state())
 
     def absorb(self, state: State) -> None:
@@ -45,9 +43,7 @@ class Tally:
             self.pairs.absorb(within(state, "pairs"))
         loss, labelled = state["loss"].tolist()
         self.loss, self.labelled = self.loss + loss, self.labelled + int(labelled)
-        for note in json.loads(bytes(state["notes"].tolist())):
-            if note not in self.notes:
-                self.notes.append(note)
+        noted(self.notes, state["notes"])
 
     @property
     def size(self) -> int:

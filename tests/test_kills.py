@@ -38,6 +38,11 @@ EXAMPLES = {"llama-gqa-web": 24}
 MEASURES = ["importance", "sensitivity", "attention"]
 PAIRED = ("attention", "hellinger", "output", "cosine", "qk", "ov")
 COMMANDS = {"inspect": ("--measures", ",".join(MEASURES)), "similarity": ("--measures", ",".join(PAIRED))}
+OTHERS = {
+    "ablation": ("inspect", "--measures", "ablation,only"),
+    "evaluate": ("evaluate", "--columns", "loss,metric,divergence"),
+}
+"""Further commands, on one sample each: passes with gated heads, and two models side by side."""
 KILLS = 3
 """Of each sample and command: 24 in all."""
 EVENTS = 6
@@ -88,6 +93,18 @@ def words_of(name: str, command_of: str) -> list[str]:
     return [command_of, str(SAMPLES / name), "--data", str(data), *COMMANDS[command_of], *rest]
 
 
+def words_of_other(name: str, folder: Path) -> list[str]:
+    """The words of one of `OTHERS`, on the digits; a second model is the first without some heads."""
+    place = SAMPLES / "vit-digits"
+    rest = ("--data", str(place / TEST_FILES["vit-digits"]), "--limit", "32", "--batch-size", "1")
+    models = [str(place)]
+    if name == "evaluate":
+        models.append(str(folder / "pruned"))
+        command(["prune", *models[:1], "--heads", "0.1,1.2", "-o", models[1], "--no-progress"], None)(Standing())
+    verb, *more = OTHERS[name]
+    return [verb, *models, *rest, *more, "--no-progress", "--force"]
+
+
 def written(size: int, words: list[str], folder: Path) -> bytes:
     """The report of a run that nobody disturbs."""
     target = folder / "report.csv"
@@ -99,9 +116,20 @@ def written(size: int, words: list[str], folder: Path) -> bytes:
 @pytest.mark.parametrize("command_of", sorted(COMMANDS))
 @pytest.mark.parametrize("name", sorted(TEST_FILES))
 def test_b112_two_processes_and_killed_ones_write_the_bytes_of_one(name: str, command_of: str, tmp_path: Path) -> None:
-    words, chance = words_of(name, command_of), random.Random(f"{name} {command_of}")
-    wanted = written(1, words, tmp_path)
+    wanted = killed_and_resumed(words_of(name, command_of), random.Random(f"{name} {command_of}"), tmp_path)
     assert wanted.count(b"\n") > 30
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_b112_gated_passes_and_judgements_outlive_kills(name: str, tmp_path: Path) -> None:
+    words = words_of_other(name, tmp_path)
+    wanted = killed_and_resumed(words, random.Random(name), tmp_path)
+    assert wanted.count(b"\n") == (33 if name == "ablation" else 3)
+
+
+def killed_and_resumed(words: list[str], chance: random.Random, tmp_path: Path) -> bytes:
+    """The report of one process, after two, and processes that were killed and resumed, have written the same."""
+    wanted = written(1, words, tmp_path)
     assert written(2, words, tmp_path) == wanted
     kept, target = tmp_path / "work", tmp_path / "killed.csv"
     for size in chance.sample([1, 2, 3], KILLS):
@@ -117,6 +145,7 @@ def test_b112_two_processes_and_killed_ones_write_the_bytes_of_one(name: str, co
     done = {path.name: path.stat().st_mtime_ns for path in kept.glob("*.safetensors")}
     assert written(chance.choice([1, 2, 3]), [*words, "--work", str(kept)], tmp_path) == wanted
     assert done.items() <= {path.name: path.stat().st_mtime_ns for path in kept.iterdir()}.items(), "and reads those"
+    return wanted
 
 
 def numbers(found: Study) -> dict[str, Tensor]:

@@ -43,8 +43,17 @@ def test_where_a_process_stands_is_read_from_the_environment() -> None:
 
 def test_what_cannot_be_shared_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = tmp_path / "work"
-    assert refused(run("prune", VIT, "--ratio", "0.3", "--processes", "2", "--dry-run"), 2, "prune is not shared out")
-    assert refused(run("evaluate", VIT, *DATA, "--work", work), 2, "evaluate is not shared out", "leave out --work")
+    pruning, anything = (
+        ("prune", VIT, "--ratio", "0.3", "-o", tmp_path / "out"),
+        "pruning by anything but a measure on --data",
+    )
+    assert refused(run(*pruning, "--processes", "2"), 2, f"{anything} is not shared out", "leave out --processes")
+    assert refused(run(*pruning, *DATA, "--criterion", "gates", "--work", work), 2, anything)
+    assert refused(run("prune", VIT, *DATA, "--heads", "0:1", "-o", tmp_path / "out", "--work", work), 2, anything)
+    assert refused(run(*pruning[:4], *DATA, "--curve", tmp_path / "c.csv", "--work", work), 2, anything)
+    ablation = ("inspect", VIT, *DATA, "--limit", "20", "--measures", "ablation", "--budget", "14", "--work", work)
+    assert refused(run(*ablation), 2, "--budget 14 draws from all examples as it goes", "exact ablation")
+    assert refused(run("evaluate", VIT, *DATA, "--timeout", "9"), 2, "--timeout is about several processes")
     assert refused(run("inspect", VIT, "--processes", "2"), 2, "without a pass over --data")
     assert refused(run("inspect", VIT, *DATA, "--check", "--work", work), 2, "without a pass over --data")
     assert refused(run("similarity", VIT, "--processes", "2"), 2, "a comparison of weights")
@@ -52,6 +61,7 @@ def test_what_cannot_be_shared_is_refused(run: Run, tmp_path: Path, monkeypatch:
     assert refused(run("inspect", VIT, *DATA, "--resume", "never"), 2, "--work DIR keeps it")
     assert refused(run("inspect", VIT, *DATA, "--resume", "always"), 2, "no such choice")
     assert refused(run("inspect", VIT, "--data", "-", "--processes", "2"), 2, "by one process only")
+    assert refused(run(*pruning, *DATA, "--eval-data", "-", "--processes", "2"), 2, "by one process only")
     assert refused(run("inspect", VIT, *DATA, "--processes", "0"), 2, "--processes 0")
     assert refused(run("inspect", VIT, *DATA, "--processes", "2", "--timeout", "0"), 2, "--timeout 0")
     assert refused(run("inspect", VIT, *DATA, "--work", VIT / "config.json"), 2, "is a file, not a folder")
@@ -61,7 +71,8 @@ def test_what_cannot_be_shared_is_refused(run: Run, tmp_path: Path, monkeypatch:
     assert refused(run("inspect", VIT, *DATA, "--processes", "2"), 2, "WORLD_SIZE promises 3")
     assert refused(run("prune", VIT, "--ratio", "0.3", "--dry-run"), 2, "promises 3 processes")
     monkeypatch.setenv("RANK", "1")
-    for words in (["prune", VIT, "--ratio", "0.3", "--dry-run"], ["inspect", VIT, "--by", "model"]):
+    dry = ["evaluate", VIT, *DATA, "--dry-run"]
+    for words in (["prune", VIT, "--ratio", "0.3", "--dry-run"], ["inspect", VIT, "--by", "model"], dry):
         ran = run(*words)
         assert (ran.out, ran.err) == ("", ""), "rank 0 speaks for all"
 
@@ -123,13 +134,69 @@ def _begin(*words: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]
 
 
 def test_two_processes_write_the_bytes_of_one(run: Run, tmp_path: Path) -> None:
-    words = ("inspect", *_rows(tmp_path), "--measures", "importance,attention")
+    words = ("inspect", *_rows(tmp_path), "--measures", "importance,attention,ablation,only")
     process = _begin(*words, "--processes", "2", "--work", str(tmp_path / "work"))
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert err.count("21 examples") == 1, "rank 0 alone speaks"
     assert out == run(*words).out
-    assert len(list((tmp_path / "work").iterdir())) == 6
+    assert len(list((tmp_path / "work").iterdir())) == 12, "passes with gated heads, and the one for the other measures"
+
+
+def test_two_processes_evaluate_as_one_and_rank_0_times_alone(run: Run, tmp_path: Path) -> None:
+    place, *rest = _rows(tmp_path)
+    words, kept = ("evaluate", place, place, *rest), tmp_path / "work"
+    timed = ("--speed", "--speed-batches", "1", "--tokens", "8", "--columns", "model,loss,metric,divergence,latency_ms")
+    process = _begin(*words, *timed, "--processes", "2", "--work", str(kept))
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    assert err.count("95 % intervals") == 1, "rank 0 alone speaks"
+    assert err.count("timed by rank 0 alone, after all others had ended, threads: 1") == 1
+    alone = run(*words, "--columns", "model,loss,metric,divergence")
+    assert [line.rpartition(",")[0] for line in out.splitlines()] == alone.out.splitlines()
+    assert all(float(line.rpartition(",")[2]) > 0 for line in out.splitlines()[1:])
+    done = {path: path.stat().st_mtime_ns for path in sorted(kept.iterdir())}
+    (last := list(done)[-1]).unlink()
+    assert run(*words, "--work", kept).out == run(*words).out
+    assert [path for path in done if path.stat().st_mtime_ns != done[path]] == [last] and len(done) == 6
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_two_processes_write_the_checkpoint_of_one(run: Run, tmp_path: Path) -> None:
+    words, kept = (
+        ("prune", *_rows(tmp_path), "--ratio", "0.3", "--rounds", "2", "--criterion", "ablation"),
+        tmp_path / "work",
+    )
+    one = run(*words, "-o", tmp_path / "one")
+    assert one.code == 0, one.err
+    process = _begin(*words, "-o", str(tmp_path / "two"), "--processes", "2", "--work", str(kept))
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    assert out == one.out and _files(tmp_path / "two") == _files(tmp_path / "one")
+    assert err.count("heads") == one.err.count("heads"), "rank 0 alone speaks"
+    done = {path: path.stat().st_mtime_ns for path in sorted(kept.iterdir())}
+    (last := list(done)[-1]).unlink()
+    assert run(*words, "-o", tmp_path / "three", "--work", kept).out == out
+    assert [path for path in done if path.stat().st_mtime_ns != done[path]] == [last]
+    assert {path.name[:6] for path in done} == {"pass-1", "pass-2"}, "of later rounds, nothing"
+    assert _files(tmp_path / "three") == _files(tmp_path / "one")
+    changed = run(*words[:-1], "effect", "-o", tmp_path / "four", "--work", kept)
+    assert refused(changed, 1, "holds units of another run: measures is")
+
+
+@pytest.mark.slow
+def test_a_limit_that_cannot_be_kept_ends_all_with_its_code(tmp_path: Path) -> None:
+    target = str(tmp_path / "out")
+    words = ("prune", *_rows(tmp_path), "--target-parameters", "1", "--criterion", "importance", "-o", target)
+    process = _begin(*words, "--processes", "2")
+    begin = time.monotonic()
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 3 and time.monotonic() - begin < 120
+    assert err.count("error:") == 1 and "--target-parameters 1 cannot be met" in err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from headscope import shares, work
 from headscope.data import DataOptions, load_examples
-from headscope.errors import HeadscopeError, OutputError, UsageError, WorkError
+from headscope.errors import HeadscopeError, OutputError, WorkError
 from headscope.likeness import Question, compare_heads
 from headscope.measures import Outputs
 from headscope.models import LoadOptions, load
@@ -236,12 +236,6 @@ def test_b109_a_full_or_vanished_folder_is_one_error(
         study_of(opened, Share(work=WorkFolder(folder))).scores(["importance"])
     if fault == "full":
         assert [path.name for path in sorted(folder.iterdir())] == [f"pass-1-unit-00000{n}.safetensors" for n in (0, 1)]
-
-
-def test_passes_with_gated_heads_are_refused_where_units_are_kept(opened: Opened, tmp_path: Path) -> None:
-    for name in ("only", "ablation"):
-        with pytest.raises(UsageError, match=f"{name} runs passes with gated heads"):
-            study_of(opened, Share(work=WorkFolder(tmp_path))).scores([name])
 
 
 def _tokens(count: int, seed: int, first: int, mean: float) -> Outputs:

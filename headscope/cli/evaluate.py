@@ -34,7 +34,9 @@ def evaluate(
 ) -> None:
     """Judge each MODEL on --data, and how far it is from the first one."""
     given = settings(locals() | shared | {"model": models[0]})
-    processes.refuse_ranks(given, "evaluate")
+    if not given.first and given.dry_run:
+        return
+    processes.consider(given)
     length = opt.positive("--tokens", tokens) or 512
     sizes = _batch_sizes(speed_batches)
     if data is None:
@@ -50,13 +52,15 @@ def evaluate(
 
         given.report(outlay(models, data, given.study_options(), metric=metric, speed=timed), talk)
         return
-    from headscope.comparison import compare
+    processes.fan_out(given)
+    from headscope.comparison import judge_models
     from headscope.comparison_picture import comparison_picture
 
-    with talk.progress() as progress:
-        found = compare(
-            models, data, given.study_options(), metric=metric, tokens=length, speed=timed, progress=progress
-        )
+    with processes.sharing(given) as share, talk.progress() as progress:
+        judged = judge_models(models, data, given.study_options(), metric=metric, progress=progress, share=share)
+    if not given.first:  # this process leaves, so that nothing disturbs what is timed
+        return
+    found = judged.report(tokens=length, speed=timed, alone=given.standing.world > 1)
     talk.summary(list(found.sentences))
     given.report(found.table, talk, picture=comparison_picture(found.table))
 

@@ -32,16 +32,21 @@ def refuse(given: Settings, what: str) -> None:
         )
 
 
-def refuse_ranks(given: Settings, command: str) -> None:
+def asked(given: Settings) -> bool:
+    """Whether there are several processes, or an option is about them or about kept work."""
+    return given.standing.world > 1 or any(given.raw[name] is not None for name in _OPTIONS)
+
+
+def refuse_ranks(given: Settings, what: str) -> None:
     """Refuse to do one thing several times at once under a launcher.
 
     Raises:
         UsageError: there are several processes, or kept work is asked for.
     """
-    refuse(given, command)
+    refuse(given, what)
     if given.standing.world > 1:
         raise UsageError(
-            f"{command} is not shared out, and WORLD_SIZE promises {given.standing.world} processes",
+            f"{what} is not shared out, and WORLD_SIZE promises {given.standing.world} processes",
             hint="start it without torchrun or accelerate",
         )
 
@@ -60,8 +65,8 @@ def consider(given: Settings) -> None:
         raise UsageError("--timeout is about several processes", hint="--processes N starts them")
     if raw["resume"] == "never" and raw["work"] is None:
         raise UsageError("--resume is about finished work, and none is kept", hint="--work DIR keeps it")
-    if max(world, given.processes) > 1 and given.data == "-":
-        raise UsageError("--data - can be read by one process only", hint="give a file")
+    if max(world, given.processes) > 1 and "-" in (given.data, raw.get("eval_data")):
+        raise UsageError("data from standard input (-) can be read by one process only", hint="give a file")
     if raw["work"] is not None:
         require_folder(raw["work"])
 
@@ -87,7 +92,7 @@ def sharing(given: Settings) -> Iterator[Share]:
     """
     from headscope.shares import Share
 
-    if given.data is None:
+    if given.data is None or given.dry_run:
         yield Share()
         return
     from headscope.ranks import TIMEOUT, Ranks

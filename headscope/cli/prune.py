@@ -102,8 +102,12 @@ def prune(
 ) -> None:
     """Remove heads of MODEL and write a smaller checkpoint, proved to compute what the masked model computes."""
     given = settings(locals() | shared)
-    processes.refuse_ranks(given, "prune")
+    if processes.asked(given) and not _shares(given):
+        processes.refuse_ranks(given, "pruning by anything but a measure on --data")
+    if not given.first and given.dry_run:
+        return
     _consider(given)
+    processes.consider(given)
     if curve is not None:
         given = as_curve(given)
         show_curve(given, _options(given))
@@ -118,13 +122,20 @@ def prune(
     given.check_model()
     talk = given.talk
     from headscope.prune_report import PRUNE_COLUMNS, prune_table, removal, summary
-    from headscope.pruning import prune as run
+    from headscope.pruning import Pruning
     from headscope.reports._removal import removal_figure
 
     if not given.dry_run:
         given.require_columns([column.name for column in PRUNE_COLUMNS])
+    if not given.dry_run:
+        processes.fan_out(given)
     with talk.progress() as progress:
-        done = run(model, data, output, options, progress)
+        with processes.sharing(given) as share:
+            pruning = Pruning(model, data, options)
+            pruning.share(share, progress)
+        if not given.first:  # all that follows is for one process
+            return
+        done = pruning.run(output, progress)
     talk.summary(summary(done))
     given.report(prune_table(done), talk, picture=lambda: removal_figure(removal(done)))
     if push_to_hub is not None and done.folder is not None:
@@ -132,6 +143,18 @@ def prune(
 
         address = upload(done.folder, push_to_hub, force=shared["force"])
         talk.say(f"pushed to {address}")
+
+
+def _shares(given: Settings) -> bool:
+    """Whether heads are chosen by a measure, whose passes over the data can be shared out."""
+    from headscope.criteria import load_criterion
+
+    raw = given.raw
+    named = [name for name in ("heads", "plan", "merge_kv", "scores", "curve") if raw[name] is not None]
+    if given.data is None or named:
+        return False
+    known = raw["criterion"] in registry.names("criteria")
+    return not known or load_criterion(raw["criterion"]).shared  # `auto` compares measures too
 
 
 def _consider(given: Settings) -> None:

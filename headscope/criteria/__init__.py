@@ -40,14 +40,26 @@ class Criterion:
     cheap: bool = False
     """Whether it takes so few passes that `auto` tries it."""
 
+    @property
+    def shared(self) -> bool:
+        """Whether its passes are those of a measure, which the share of the study divides and keeps."""
+        return isinstance(self.scores, _Column)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """The ranking by one column of a measure of `inspect`."""
+
+    measure: str
+    column: str
+
+    def __call__(self, study: Study, seed: int) -> Mapping[HeadId, float]:
+        return by_head(study, study.scores([self.measure]).values[self.column])
+
 
 def column_of(measure: str, column: str) -> Ranking:
     """The ranking by one column of a measure of `inspect`."""
-
-    def scores(study: Study, seed: int) -> Mapping[HeadId, float]:
-        return by_head(study, study.scores([measure]).values[column])
-
-    return scores
+    return _Column(measure, column)
 
 
 def by_head(study: Study, values: Mapping[SiteId, Tensor]) -> Mapping[HeadId, float]:

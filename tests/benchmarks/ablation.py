@@ -24,6 +24,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from headscope import ablated
 from headscope.capture import gate
 from headscope.data import DataOptions
+from headscope.heads import HeadId
 from headscope.objective import Objective
 from headscope.sampling import estimate
 from headscope.study import Study, StudyOptions, batches
@@ -61,11 +62,15 @@ def naive(study: Study) -> Tensor:
 
 def fast(study: Study) -> Tensor:
     """The same from where each head comes in."""
-    return ablated.exact(bench(study), removals(study)).change
+    return study.ablate(heads_of(study)).change
 
 
 def removals(study: Study) -> list[ablated.Removal]:
-    return ablated.removals_of([[head] for site in study.sites for head in site.heads], study.sites)
+    return ablated.removals_of(heads_of(study), study.sites)
+
+
+def heads_of(study: Study) -> list[list[HeadId]]:
+    return [[head] for site in study.sites for head in site.heads]
 
 
 def bench(study: Study) -> ablated.Bench:
@@ -94,7 +99,7 @@ def compare(name: str, study: Study, rounds: int) -> None:
 def efficiency(name: str, study: Study, seeds: int) -> None:
     """Print what budgets buy, from one exact table."""
     made = bench(study)
-    changes = ablated.exact(made, removals(study)).changes
+    changes = study.ablate(heads_of(study)).changes
     values = torch.stack([changes[item.number] for item in made.examples])
     guess = ablated._guesses(made, removals(study))
     truth, examples = values.mean(dim=0), len(values)
