@@ -113,14 +113,14 @@ class Examples:
         for example in ordered:
             last = groups[-1] if groups else []
             full = len(last) >= size if size else example.length * (len(last) + 1) > tokens
-            if not last or full or not _fits(last[0], example):
+            if not last or full or not stackable(last[0], example):
                 groups.append([example])
             else:
                 last.append(example)
         return [collate(group, self.pads) for group in groups]
 
 
-def _fits(one: Example, other: Example) -> bool:
+def stackable(one: Example, other: Example) -> bool:
     """Whether tensors of two examples can be stacked."""
     return all(
         not isinstance(value, Tensor) or value.shape == other.inputs[name].shape for name, value in one.inputs.items()

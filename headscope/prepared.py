@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from headscope.data import load_examples
 from headscope.errors import UsageError
-from headscope.examples import HELD_OUT, Examples, collate, held_out
+from headscope.examples import HELD_OUT, Examples, collate, held_out, stackable
 from headscope.inputs import probe_inputs
 from headscope.mending import Mender
 from headscope.models import LoadedModel
@@ -89,7 +89,8 @@ def proof_inputs(model: PreTrainedModel, judging: Study) -> list[Inputs]:
     found: list[Inputs] = [probe_inputs(model)]
     examples = judging.examples
     if examples is not None:
-        batch = collate(examples.items[:PROOF_EXAMPLES], examples.pads).to(home(model), model.dtype)
+        some = [one for one in examples.items[:PROOF_EXAMPLES] if stackable(examples.items[0], one)]
+        batch = collate(some, examples.pads).to(home(model), model.dtype)
         inputs = model_inputs(model, judging.loaded.task, batch)
         found.append({name: _shortened(name, value) for name, value in inputs.items()})
     return found

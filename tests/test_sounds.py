@@ -254,6 +254,12 @@ def test_models_that_hear_on_the_command_line(
     ran = run("evaluate", place, out, "--data", data, "--trust-remote-code", "--speed", "--speed-batches", "2")
     assert ran.code == 0, ran.err
     assert [row[0] for row in ran.rows[1:]] == [str(place), str(out)]
+    waves_of_other_lengths = open_case(CASES["audio-classification"], tmp_path / "waves").study.loaded.location.folder
+    data = waves_of_other_lengths.parent / "rows.jsonl"
+    ran = run("prune", waves_of_other_lengths, "--data", data, "--ratio", "0.3", "-o", tmp_path / "other")
+    assert ran.code == 0, ran.err
+    assert "proof: pruned and reloaded outputs differ by 0" in ran.err
+    data = tmp_path / "rows.jsonl"
     (place / "preprocessor_config.json").unlink()
     assert refused(run("inspect", place, "--data", data), 1, "feature extractor cannot be loaded")
 
