@@ -17,7 +17,7 @@ FLOORS = [
     "portable reload least_squares downdates foreign left made_up made_up/*",
     "columns shapes states heads provenance losses examples rows inputs positions taps alignment",
     "parallel checkpointed footprint",
-    "ownership",
+    "ownership tensor_files",
     "metrics places registry devices upload tables cost naming jsonfiles unpack geometry moving stacks capture "
     "vocabulary tiles memory sampling subsets curve_columns outcomes launching",
     "tasks families greedy projecting",
@@ -25,7 +25,7 @@ FLOORS = [
     "plan_values numbers",
     "location discovery spare_tensors outline clusters cells folders leftovers manifest companions card hub_data "
     "scores pairs output_weights",
-    "weights widening settings_read boundary silence folder_writing scores/* sources reasons texts plan_files measures",
+    "streaming weights widening settings_read boundary silence folder_writing scores/* sources reasons texts plan_files measures",
     "hsic",
     "models sums reading gated replay plan score_files layouts moments row_store circuits streams cuts",
     "stand_in ablated data reports words counts units recipe measures/* pair_sums resuming rehearsal",
