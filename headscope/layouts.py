@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,9 @@ def _write(model: PreTrainedModel, folder: Path, max_shard_size: str, *, origina
     if not is_offloaded(model):
         model.save_pretrained(folder, max_shard_size=max_shard_size, save_original_format=original)
         return
-    model.save_pretrained(folder, state_dict={})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Attempting to save a model with offloaded modules")
+        model.save_pretrained(folder, state_dict={})
     write_weights(model, folder, max_shard_size=max_shard_size, original=original)
 
 

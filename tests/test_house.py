@@ -24,8 +24,8 @@ FLOORS = [
     "tasks/* task_choice families/* fields formats headers matrices objective anatomy patterns conllu criteria "
     "plan_values numbers",
     "location discovery spare_tensors outline clusters cells folders leftovers manifest companions card hub_data "
-    "scores pairs output_weights",
-    "streaming weights widening settings_read boundary silence folder_writing scores/* sources reasons texts plan_files measures",
+    "scores pairs output_weights streaming",
+    "weights widening settings_read boundary silence folder_writing scores/* sources reasons texts plan_files measures",
     "hsic",
     "models sums reading gated replay plan score_files layouts moments row_store circuits streams cuts",
     "stand_in ablated data reports words counts units recipe measures/* pair_sums resuming rehearsal",
