@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from huggingface_hub import split_torch_state_dict_into_shards
+from huggingface_hub import get_torch_storage_size, split_state_dict_into_shards_factory
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
@@ -36,8 +36,12 @@ def write_weights(model: PreTrainedModel, folder: Path, *, max_shard_size: str, 
     tensors = remove_tied_weights_from_state_dict(tensors, model)
     stored = _Stored(model, tensors, original=original)
     name, _, suffix = WEIGHTS.rpartition(".")
-    split = split_torch_state_dict_into_shards(
-        dict(stored.tensors), filename_pattern=f"{name}{{suffix}}.{suffix}", max_shard_size=max_shard_size
+    split = split_state_dict_into_shards_factory(
+        dict(stored.tensors),
+        get_storage_size=get_torch_storage_size,
+        get_storage_id=lambda tensor: tensor.untyped_storage()._cdata,  # parts of one tensor share a file
+        filename_pattern=f"{name}{{suffix}}.{suffix}",
+        max_shard_size=max_shard_size,
     )
     for file, names in split.filename_to_tensors.items():
         write_tensors(folder / file, {name: stored.tensors[name] for name in names}, stored.read)
