@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import re
 import shutil
@@ -81,9 +82,21 @@ def _free_at_once() -> None:
 
     By itself it keeps holes of up to 32 MiB between smaller tensors that live on, which adds up to many layers.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    mallopt = _of_glibc("mallopt")
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, 2**20)
+
+
+def give_back() -> None:
+    """Hand back the memory of what is no longer used: models hold themselves in circles, and glibc keeps small holes."""
+    gc.collect()
+    trim = _of_glibc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _of_glibc(name: str) -> Any:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def require_in_memory(model: nn.Module, what: str) -> None:

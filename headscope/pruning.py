@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from headscope.merge_maps import find_merge
 from headscope.merging import Merge, aligned, merge_heads, tied
 from headscope.models import LoadedModel, load
 from headscope.objective import model_inputs
-from headscope.offload import home, require_in_memory
+from headscope.offload import give_back, home, require_in_memory
 from headscope.output_weights import Patch, swapped
 from headscope.plan import Plan, SiteHeads
 from headscope.prepared import prepare
@@ -163,7 +162,7 @@ class _Pruning:
         study = Study(stored, self.study.examples, self.options.study)
         study.discovery = self.study.discovery
         self.loaded, self.study, self.judging, self.mender = stored, study, study.on(self.judging.examples), None
-        gc.collect()  # accelerate ties the modules of a model to themselves
+        give_back()
 
     def _cut(
         self, selection: Selection, stored: LoadedModel, repair: Repair | None, *, prove: bool

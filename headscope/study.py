@@ -21,7 +21,7 @@ from headscope.memory import in_halves
 from headscope.metrics import choose_metric
 from headscope.models import LoadedModel, LoadOptions, load
 from headscope.objective import Objective, Wanted
-from headscope.offload import home
+from headscope.offload import give_back, home, is_offloaded
 from headscope.pair_sums import PairSums
 from headscope.provenance import Provenance
 from headscope.score_pass import ScorePass, reads_rows
@@ -76,7 +76,10 @@ class Study:
     @cached_property
     def discovery(self) -> Discovery:
         """The model's sites, found by a probe when first asked for."""
-        return find_sites(in_memory(self.loaded.model))
+        found = find_sites(in_memory(self.loaded.model))
+        if is_offloaded(self.loaded.model):
+            give_back()
+        return found
 
     def on(self, examples: Examples | None) -> Study:
         """A study of the same model, whose heads are known already, on other examples."""

@@ -18,7 +18,7 @@ from headscope.cuts import Cut, Way, is_filled
 from headscope.errors import InvalidPlan, UnsupportedModel
 from headscope.heads import ParameterSlice, Role, Site, SiteId
 from headscope.matrices import total_parameters
-from headscope.offload import VARIABLE, alter, is_kept_away
+from headscope.offload import VARIABLE, alter, give_back, is_kept_away
 from headscope.plan import Plan, SiteHeads, require_removable
 from headscope.portable import carried, silence
 from headscope.recipe import numbering, recipe, snapshot
@@ -73,6 +73,8 @@ def _perform(
     ways = {} if kv_kept is not None else rehearse(shown, [cut for cut in cuts if cut.kept], edges, read=read)
     if shown is not model:
         _require_loaded_alone(model, cuts, ways, forms)
+        del shown
+        give_back()
     for cut in cuts:
         edge = edges[cut.site.module]
         if not cut.kept:
