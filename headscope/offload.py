@@ -88,7 +88,7 @@ def _free_at_once() -> None:
 
 
 def give_back() -> None:
-    """Hand back the memory of what is no longer used: models hold themselves in circles, and glibc keeps small holes."""
+    """Hand back the memory of what is no longer used: models hold themselves in circles, and glibc keeps holes."""
     gc.collect()
     trim = _of_glibc("malloc_trim")
     if trim is not None:
