@@ -26,7 +26,7 @@ from headscope.interrupt import raise_interrupts
 
 VARIABLE = "HEADSCOPE_MAX_MEMORY"
 """The environment variable that says how much of each device a balanced model may take."""
-NO_MEMORY = {"cpu": "0KB"}
+NO_MEMORY: dict[int | str, str] = {"cpu": "0KB"}
 """The budget that leaves every weight on the disk, and the model to the CPU."""
 _MMAP_THRESHOLD = -3
 """glibc's number for the size from which on memory is mapped, not cut from the heap."""
@@ -170,7 +170,8 @@ class _Altered(Mapping[str, Tensor]):
 
 def retie(model: nn.Module) -> None:
     """Make tied parameters that are kept away one again: accelerate leaves a new empty one for each after every run."""
-    for target, source in getattr(model, "all_tied_weights_keys", {}).items():
+    tied = getattr(model, "all_tied_weights_keys", {}) if is_offloaded(model) else {}
+    for target, source in tied.items():
         (module, name), (other, its) = _owner(model, target), _owner(model, source)
         if is_kept_away(module, name) and is_kept_away(other, its):
             module._parameters[name] = other._parameters[its]

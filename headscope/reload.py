@@ -46,7 +46,7 @@ def own_memory(model: Any) -> Any:
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     for module in model.modules():
-        hook = getattr(module, "_hf_hook", None)
+        hook: Any = getattr(module, "_hf_hook", None)
         if getattr(hook, "weights_map", None) is not None:
             hook.weights_map = _Own(hook.weights_map)
     return model
