@@ -288,7 +288,9 @@ def test_a_model_of_seven_budgets_stays_within_twice_its_budget(large: Path, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["native", "masked"])
 def test_a_model_of_six_budgets_is_pruned_from_the_disk(layout: str, large: Path, tmp_path: Path) -> None:
-    """The files are those of the model in memory; proof and writing hold one tensor at a time beside the libraries."""
+    """The files are those of the model in memory; choice, proof and writing hold less than the 120 MB that are allowed,
+    beside the 400 MB of Python, PyTorch and transformers.
+    """
     words = ["prune", large, "--criterion", "random", "--ratio", "0.25", "--scope", "uniform", "--layout", layout]
     words += ["--no-progress", "--max-shard-size", "100MB"]
     before, peak = measured(*words, "--device", "balanced", "-o", tmp_path / "spread")
@@ -300,4 +302,4 @@ def test_a_model_of_six_budgets_is_pruned_from_the_disk(layout: str, large: Path
     for name in names:
         assert filecmp.cmp(tmp_path / "whole" / name, tmp_path / "spread" / name, shallow=False), name
     assert whole > before + 700e6
-    assert peak < 500 * 2**20 and peak - before < 120e6
+    assert peak - before < 120e6
