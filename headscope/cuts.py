@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from headscope.boundary import Boundary
 from headscope.errors import InvalidPlan
 from headscope.heads import ParameterSlice, Role, Site
+from headscope.offload import alter, is_kept_away
 from headscope.portable import fill_in, resize, see_config, slice_arguments
 
 QUERY_COUNT = re.compile(r"(num|n)_?(attention_|attn_)?heads?|heads|(en|de)coder_(attention_)?heads")
@@ -210,3 +211,5 @@ def _slice(module: nn.Module, name: str, axis: int, kept: Tensor) -> None:
     """Keep some indices of a parameter along an axis."""
     old: Tensor = getattr(module, name)
     resize(module, name, old.detach().index_select(axis, kept.to(old.device)).clone())
+    if is_kept_away(module, name):
+        alter(module, name, lambda values: values.index_select(axis, kept.to(values.device)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from headscope.errors import UnsupportedModel
+from headscope.offload import is_offloaded
 from headscope.portable import CODE_FILE, code
 from headscope.reasons import quiet
+from headscope.streaming import write_weights
 
 LAYOUTS = ("auto", "native", "portable", "masked")
 SHARD_SIZE = "5GB"
@@ -30,7 +33,7 @@ def save_native(
 ) -> None:
     """Write a pruned model under a configuration that describes it (`native.native_config`)."""
     with _configured(model, config), quiet():
-        model.save_pretrained(folder, max_shard_size=max_shard_size)
+        _write(model, folder, max_shard_size)
 
 
 def save_portable(model: PreTrainedModel, folder: Path, *, max_shard_size: str = SHARD_SIZE) -> None:
@@ -48,14 +51,25 @@ def save_portable(model: PreTrainedModel, folder: Path, *, max_shard_size: str =
     config: PreTrainedConfig = copy.deepcopy(model.config)
     config.auto_map = auto_map
     with _configured(model, config), quiet():
-        model.save_pretrained(folder, max_shard_size=max_shard_size, save_original_format=False)
+        _write(model, folder, max_shard_size, original=False)
     (folder / CODE_FILE).write_text(code(auto_map), encoding="utf-8")
 
 
 def save_masked(model: PreTrainedModel, folder: Path, *, max_shard_size: str = SHARD_SIZE) -> None:
     """Write a model whose removed heads are silenced in place."""
     with quiet():
-        model.save_pretrained(folder, max_shard_size=max_shard_size)
+        _write(model, folder, max_shard_size)
+
+
+def _write(model: PreTrainedModel, folder: Path, max_shard_size: str, *, original: bool = True) -> None:
+    """As transformers does it; of an offloaded model all but the weights."""
+    if not is_offloaded(model):
+        model.save_pretrained(folder, max_shard_size=max_shard_size, save_original_format=original)
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Attempting to save a model with offloaded modules")
+        model.save_pretrained(folder, state_dict={})
+    write_weights(model, folder, max_shard_size=max_shard_size, original=original)
 
 
 def auto_classes(model: PreTrainedModel) -> dict[str, str]:

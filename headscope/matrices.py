@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from headscope.cost import SiteShape
 from headscope.heads import AttentionKind, ParameterSlice, Role, Site
 from headscope.losses import wide
-from headscope.offload import stored
+from headscope.offload import retie, stored
 from headscope.parallel import full
 from headscope.shapes import Float
 
@@ -34,7 +34,7 @@ def head_weights(model: nn.Module, site: Site) -> HeadWeights:
 
 
 def _stacked(model: nn.Module, site: Site, role: Role) -> Tensor | None:
-    sizes = {piece: _parameter(model, piece).dim() for piece in site.slices_of(role)}
+    sizes = {piece: _declared(model, piece).dim() for piece in site.slices_of(role)}
     piece = next((piece for piece, axes in sizes.items() if axes == 2), None)
     if piece is None or max(sizes.values()) > 2:  # beside a tensor of more axes, a matrix is a bias of each head
         return None
@@ -55,8 +55,14 @@ def _parameter(model: nn.Module, piece: ParameterSlice) -> Tensor:
     return stored(model.get_submodule(piece.module), piece.name)
 
 
+def _declared(model: nn.Module, piece: ParameterSlice) -> Tensor:
+    """The parameter for its shape alone: its values may be elsewhere."""
+    return getattr(model.get_submodule(piece.module), piece.name)
+
+
 def total_parameters(model: nn.Module) -> int:
     """All parameters of a model; tied ones count once."""
+    retie(model)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -69,7 +75,7 @@ def parameters_per_head(model: nn.Module, site: Site) -> tuple[int, ...]:
     if site.call:
         return tuple(counts)
     for piece in site.slices_of(Role.QUERY, Role.KEY, Role.VALUE, Role.GATE, Role.OUTPUT):
-        parameter = _parameter(model, piece)
+        parameter = _declared(model, piece)
         if piece.name == "weight" and parameter.dim() == 1:
             continue  # a norm's gains are no slice of a projection
         each = parameter.numel() // parameter.shape[piece.axis]
@@ -86,7 +92,7 @@ def parameters_per_head(model: nn.Module, site: Site) -> tuple[int, ...]:
 
 def site_shape(model: nn.Module, site: Site) -> SiteShape:
     """The sizes of a site that its cost depends on."""
-    key = next((piece for piece in site.slices_of(Role.KEY) if _parameter(model, piece).dim() == 2), None)
+    key = next((piece for piece in site.slices_of(Role.KEY) if _declared(model, piece).dim() == 2), None)
     left = model.get_submodule(site.module).__dict__.get("headscope_left", {})
     return SiteShape(
         id=site.id,
@@ -97,7 +103,7 @@ def site_shape(model: nn.Module, site: Site) -> SiteShape:
         d_model=site.d_model,
         parameters_per_head=parameters_per_head(model, site),
         keeps_cache=site.id.kind is not AttentionKind.SELF,
-        d_source=0 if key is None else _parameter(model, key).shape[1 - key.axis],
+        d_source=0 if key is None else _declared(model, key).shape[1 - key.axis],
         window=site.window,
         n_computed=left.get("heads", 0),
         n_kv_computed=left.get("kv_heads", 0),

@@ -14,7 +14,7 @@ from headscope.errors import DeviceError, ModelError
 from headscope.headers import has_safetensors, read_headers, value_bytes
 from headscope.jsonfiles import quote
 from headscope.location import Location, locate
-from headscope.offload import home, max_memory, spread
+from headscope.offload import NO_MEMORY, home, max_memory, spread
 from headscope.parallel import splitting
 from headscope.portable import is_portable, pruned_class
 from headscope.positions import most_positions
@@ -39,6 +39,8 @@ class LoadOptions:
     """Keep going with weights that are NaN or infinite (structure checks report them)."""
     tensor_parallel: bool = False
     """Split the model between the processes that torchrun has started, by transformers' own plan."""
+    on_disk: bool = False
+    """Leave every weight of a balanced model on the disk, whatever memory is allowed."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,8 @@ def _load(
     else:
         arguments |= {"config": config, "use_safetensors": has_safetensors(location.folder)}
     loader, budget = getattr(transformers, task.auto_class), max_memory() if device == "balanced" else None
+    if options.on_disk:
+        budget = NO_MEMORY
     if is_portable(config):
         loader = _pruned(config, task)
         del arguments["trust_remote_code"]

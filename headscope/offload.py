@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import re
 import shutil
@@ -25,6 +26,8 @@ from headscope.interrupt import raise_interrupts
 
 VARIABLE = "HEADSCOPE_MAX_MEMORY"
 """The environment variable that says how much of each device a balanced model may take."""
+NO_MEMORY: dict[int | str, str] = {"cpu": "0KB"}
+"""The budget that leaves every weight on the disk, and the model to the CPU."""
 _MMAP_THRESHOLD = -3
 """glibc's number for the size from which on memory is mapped, not cut from the heap."""
 _SIZE = re.compile(r"\d+(\.\d+)?\s*[KMGT]i?B", re.IGNORECASE)
@@ -79,9 +82,21 @@ def _free_at_once() -> None:
 
     By itself it keeps holes of up to 32 MiB between smaller tensors that live on, which adds up to many layers.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    mallopt = _of_glibc("mallopt")
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, 2**20)
+
+
+def give_back() -> None:
+    """Hand back the memory of what is no longer used: models hold themselves in circles, and glibc keeps holes."""
+    gc.collect()
+    trim = _of_glibc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _of_glibc(name: str) -> Any:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def require_in_memory(model: nn.Module, what: str) -> None:
@@ -113,11 +128,58 @@ def stored(module: nn.Module, name: str) -> Tensor:
 
     The parameter as it is where nobody keeps values for it, as in a model that was made without any.
     """
-    parameter = getattr(module, name)
+    return _aligning(module).weights_map[name] if is_kept_away(module, name) else getattr(module, name)
+
+
+def value(model: nn.Module, path: str) -> Tensor:
+    """The same of a parameter or buffer of a model, by its path."""
+    return stored(*_owner(model, path))
+
+
+def is_kept_away(module: nn.Module, name: str) -> bool:
+    """Whether a parameter of a module itself is empty at the moment, and accelerate keeps its values."""
     hook = _aligning(module)
-    if parameter.device.type != "meta" or hook is None or not hook.offload:
-        return parameter
-    return hook.weights_map[name]
+    return getattr(module, name).device.type == "meta" and hook is not None and hook.offload
+
+
+def alter(module: nn.Module, name: str, change: Callable[[Tensor], Tensor]) -> None:
+    """Let the values of a parameter that is kept away (`is_kept_away`) be changed whenever they are read from now on.
+
+    Nothing is read now. The empty parameter must have the shape of the changed values.
+    """
+    hook = _aligning(module)
+    hook.weights_map = _Altered(hook.weights_map, name, change)
+
+
+class _Altered(Mapping[str, Tensor]):
+    """The values that accelerate keeps for a module, one of them changed on the way out; several stack."""
+
+    def __init__(self, kept: Mapping[str, Tensor], name: str, change: Callable[[Tensor], Tensor]) -> None:
+        self._kept, self._name, self._change = kept, name, change
+
+    def __getitem__(self, name: str) -> Tensor:
+        values = self._kept[name]
+        return self._change(values) if name == self._name else values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+def retie(model: nn.Module) -> None:
+    """Make tied parameters that are kept away one again: accelerate leaves a new empty one for each after every run."""
+    tied = getattr(model, "all_tied_weights_keys", {}) if is_offloaded(model) else {}
+    for target, source in tied.items():
+        (module, name), (other, its) = _owner(model, target), _owner(model, source)
+        if is_kept_away(module, name) and is_kept_away(other, its):
+            module._parameters[name] = other._parameters[its]
+
+
+def _owner(model: nn.Module, path: str) -> tuple[nn.Module, str]:
+    parent, _, name = path.rpartition(".")
+    return model.get_submodule(parent), name
 
 
 def _offloading(model: nn.Module) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from headscope.inputs import probe_inputs
 from headscope.mending import Mender
 from headscope.models import LoadedModel
 from headscope.objective import model_inputs
-from headscope.offload import home
+from headscope.offload import home, is_offloaded, require_in_memory
 from headscope.stored import stored_format
 from headscope.study import Study, StudyOptions
 from headscope.verify import Inputs
@@ -75,6 +75,11 @@ def mender(study: Study) -> Mender:
 
 def _mender(study: Study, choosing: Examples | None, notes: list[str], *, asked: bool) -> Mender | None:
     """What repairs, by examples that choose and never by those that judge; None, and a note, where they are too few."""
+    if asked:
+        require_in_memory(study.loaded.model, "--compensate")
+    elif is_offloaded(study.loaded.model):
+        notes.append("no repair was tried: it takes the whole model in memory, and a part of it is offloaded")
+        return None
     count = 0 if choosing is None else len(choosing)
     if count >= HELD_OUT:
         return mender(study)

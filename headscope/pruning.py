@@ -23,7 +23,7 @@ from headscope.memory import memory_errors
 from headscope.merge_maps import find_merge
 from headscope.merging import Merge, aligned, merge_heads, tied
 from headscope.models import LoadedModel, load
-from headscope.offload import require_in_memory
+from headscope.offload import give_back, require_in_memory
 from headscope.output_weights import Patch, swapped
 from headscope.plan import Plan, SiteHeads
 from headscope.prepared import prepare, proof_inputs
@@ -34,11 +34,11 @@ from headscope.repair import Repair, applied, write
 from headscope.request import Request
 from headscope.selection import Selection, select
 from headscope.shares import Share
-from headscope.stored import as_stored, stored_format
-from headscope.study import Progress, StudyOptions
+from headscope.stored import as_stored, sparing, stored_format
+from headscope.study import Progress, Study, StudyOptions
 from headscope.surgery import prune as take_out
 from headscope.surgery import silence_heads
-from headscope.trials import Trials
+from headscope.trials import Trials, Verdict
 from headscope.verify import Inputs, Verification
 from headscope.widening import widened
 
@@ -85,9 +85,11 @@ class Pruning:
 
     def __init__(self, model: str, data: str | None, options: PruneOptions) -> None:
         self.options, self.name = options, model
-        self.loaded = load(model, options.study.load)
+        self.load = options.study.load if data is not None else sparing(model, options.study.load)
+        self.loaded = load(model, self.load)
         self._require_plain_weights()
-        require_in_memory(self.loaded.model, "pruning")
+        if options.request.merge_kv is not None:
+            require_in_memory(self.loaded.model, "--merge-kv")
         self.pad = pad_token(self.loaded.model.config)
         prepared = prepare(self.loaded, data, options.study, eval_data=options.eval_data, compensate=options.compensate)
         self.study, self.judging, self.mender = prepared.study, prepared.judging, prepared.mender
@@ -129,37 +131,46 @@ class Pruning:
             check_target(output, self.loaded.location.origin, force=self.options.publication.force)
         self.study.progress = progress
         self.merge = self._merge(align=output is not None)
+        selection, verdict = self._choose(judge=output is not None)
+        basis = Basis(self.study.provenance(), self.judging.provenance())
+        stored = as_stored(self.name, self.loaded, self.load)
+        self._let_go_for(stored)
+        with memory_errors():
+            result, config, inputs = self._cut(
+                selection, stored, None if verdict is None else verdict.repair, prove=output is not None
+            )
+        result = replace(result, verdict=verdict, provenance=basis.choosing)
+        if output is None:
+            return result
+        options = self.options.publication
+        return publish(result, stored, config, inputs, output, options=options, pad=self.pad, basis=basis)
+
+    def _choose(self, *, judge: bool) -> tuple[Selection, Verdict | None]:
+        """What goes, and, if asked, how the model does without it."""
         standing = self._tied(self.loaded.model, dtype=stored_format(self.loaded))
         mender, trials = None if self.mender is None else self.mender.on(self.study, standing=standing), None
-        if self.judging.examples is not None and (output is not None or self.options.request.judged):
+        if self.judging.examples is not None and (judge or self.options.request.judged):
             trials = Trials(self.judging, self.options.metric, mender, standing=standing)
         seed = self.options.study.seed
         if self.merge is not None:
             selection = Selection(Plan(tuple(SiteHeads.of(site) for site in self.study.sites), (), seed=seed))
         else:
             selection = select(self.study, self.options.request, trials, seed=seed, mender=mender, known=self.known)
-        verdict = trials.judged(selection.plan) if trials is not None and output is not None else None
+        verdict = trials.judged(selection.plan) if trials is not None and judge else None
         self.notes += selection.notes
         self.notes += [f"not analysed: {problem}" for problem in self.study.discovery.problems]
-        repair = None if verdict is None else verdict.repair
         if verdict is not None and mender is not None:
-            self.notes += [NO_REPAIR] if repair is None else repair.notes
-        stored = as_stored(self.name, self.loaded, self.options.study.load)
-        with memory_errors():
-            result, config, inputs = self._cut(selection, stored, repair, prove=output is not None)
-        result = replace(result, verdict=verdict)
-        if output is None:
-            return result
-        return publish(
-            result,
-            stored,
-            config,
-            inputs,
-            output,
-            options=self.options.publication,
-            pad=self.pad,
-            basis=Basis(self.study.provenance(), self.judging.provenance()),
-        )
+            self.notes += [NO_REPAIR] if verdict.repair is None else verdict.repair.notes
+        return selection, verdict
+
+    def _let_go_for(self, stored: LoadedModel) -> None:
+        """Go on with the model as its files store it; one that was measured in another form need not stay in memory."""
+        if stored is self.loaded:
+            return
+        study = Study(stored, self.study.examples, self.options.study)
+        study.discovery = self.study.discovery
+        self.loaded, self.study, self.judging, self.mender = stored, study, study.on(self.judging.examples), None
+        give_back()
 
     def _cut(
         self, selection: Selection, stored: LoadedModel, repair: Repair | None, *, prove: bool
@@ -193,7 +204,6 @@ class Pruning:
             verification=proof,
             notes=tuple(dict.fromkeys(self.notes)),
             history=selection.history,
-            provenance=self.study.provenance(),
         )
         return result, form.config, inputs
 

@@ -19,6 +19,7 @@ from headscope.portable import carried
 from headscope.repair import without
 from headscope.request import Request
 from headscope.score_files import read_scores
+from headscope.stand_in import in_memory
 from headscope.study import Study
 from headscope.surgery import is_separable, parameters_left, require_separable
 from headscope.trials import Trials
@@ -246,7 +247,7 @@ class _Chooser:
     def _small_enough(self, steps: Sequence[tuple[HeadId, ...]], target: int) -> tuple[HeadId, ...]:
         """The fewest heads whose removal leaves at most so many parameters."""
         model, sites = self.study.loaded.model, self.study.sites
-        edges = boundaries(model, sites)
+        edges = boundaries(in_memory(model), sites)
 
         def left(number: int) -> int:
             return parameters_left(model, sites, Plan(self.sites, tuple(sorted(_first(steps, number)))), edges)

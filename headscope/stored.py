@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from headscope.headers import has_safetensors, read_config, read_headers, stored_dtype
+from headscope.devices import resolve_dtype
+from headscope.headers import has_safetensors, parameter_count, read_config, read_headers, stored_dtype
+from headscope.location import locate
 from headscope.models import LoadedModel, LoadOptions, load
+from headscope.offload import is_offloaded, max_memory
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -26,8 +29,31 @@ def stored_format(loaded: LoadedModel) -> torch.dtype:
 
 
 def as_stored(name: str, loaded: LoadedModel, options: LoadOptions) -> LoadedModel:
-    """The model in the number format of its files, loaded anew where it was measured in another."""
-    dtype = stored_format(loaded)
-    if dtype == loaded.model.dtype:
+    """The model in the number format of its files, loaded anew where it was measured in another.
+
+    Of an offloaded model all weights are left on the disk then, so that surgery and proof see one like the other.
+    """
+    dtype, offloaded = stored_format(loaded), is_offloaded(loaded.model)
+    if dtype == loaded.model.dtype and offloaded is options.on_disk:
         return loaded
-    return load(name, replace(options, dtype=str(dtype).removeprefix("torch."), task=loaded.task_name))
+    wanted = replace(options, dtype=str(dtype).removeprefix("torch."), task=loaded.task_name, on_disk=offloaded)
+    return load(name, wanted)
+
+
+def sparing(name: str, options: LoadOptions) -> LoadOptions:
+    """The options to load a model that is run but a few times: no part of it stays in memory if it has no room whole.
+
+    Raises:
+        ModelError: there is no such model.
+        UsageError: the memory that is allowed is no list of budgets.
+    """
+    budget = max_memory() if options.device == "balanced" else None
+    folder = locate(
+        name, revision=options.revision, allow_pickle=options.allow_pickle, code=options.trust_remote_code
+    ).folder
+    if budget is None or not has_safetensors(folder):
+        return options
+    from accelerate.utils import convert_file_size_to_int
+
+    size = parameter_count(read_headers(folder).values()) * resolve_dtype(options.dtype, options.device).itemsize
+    return replace(options, on_disk=size > sum(map(convert_file_size_to_int, budget.values())))

@@ -21,14 +21,14 @@ from headscope.matrices import head_weights
 from headscope.metrics import choose_metric
 from headscope.models import LoadedModel, LoadOptions, load
 from headscope.objective import Objective, Wanted
-from headscope.offload import home, is_offloaded
+from headscope.offload import give_back, home, is_offloaded
 from headscope.pair_sums import PairSums
 from headscope.provenance import Provenance
 from headscope.replay import Removal
 from headscope.score_pass import ScorePass, reads_rows
 from headscope.scores import GATED, LABELS, Means, Need, Score, Scores
 from headscope.shares import Progress, Share
-from headscope.stand_in import stand_in
+from headscope.stand_in import in_memory
 from headscope.sums import ScoreSums
 from headscope.tallies import Tally
 
@@ -77,9 +77,10 @@ class Study:
     @cached_property
     def discovery(self) -> Discovery:
         """The model's sites, found by a probe when first asked for."""
+        found = find_sites(in_memory(self.loaded.model))
         if is_offloaded(self.loaded.model):
-            return find_sites(stand_in(self.loaded, self.options.load))
-        return find_sites(self.loaded.model)
+            give_back()
+        return found
 
     def on(self, examples: Examples | None) -> Study:
         """A study of the same model, whose heads are known already, on other examples."""

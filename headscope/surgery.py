@@ -7,22 +7,25 @@ part of themselves without changing what is left, so their sites are refused by 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.boundary import Boundary, boundaries
-from headscope.cuts import Cut, Way
+from headscope.cuts import Cut, Way, is_filled
 from headscope.errors import InvalidPlan, UnsupportedModel
 from headscope.heads import ParameterSlice, Role, Site, SiteId
 from headscope.matrices import total_parameters
+from headscope.offload import VARIABLE, alter, give_back, is_kept_away
 from headscope.plan import Plan, SiteHeads, require_removable
 from headscope.portable import carried, silence
 from headscope.recipe import numbering, recipe, snapshot
 from headscope.rehearsal import rehearse
 from headscope.settings_read import settings_read
 from headscope.silence import output_forms
+from headscope.stand_in import in_memory
 
 
 def prune(model: PreTrainedModel, sites: Sequence[Site], plan: Plan) -> None:
@@ -59,14 +62,19 @@ def _perform(
 ) -> None:
     """Make the cuts that a plan means, and let the configuration carry the recipe of them."""
     require_separable(cut.site for cut in cuts)
-    edges = boundaries(model, sites)
+    shown = in_memory(model)
+    edges = boundaries(shown, sites)
     left = {cut.site.module: (cut.kept, cut.kv_kept) for cut in cuts}
     slices = [(site, piece) for site in sites for piece in site.slices if piece.path not in edges[site.module].whole]
-    _require_own(model, slices, left)
+    _require_own(shown, slices, left)
     before = snapshot(model)
-    read = settings_read(model, [cut.site.module for cut in cuts])
-    forms = output_forms(model, [cut.site for cut in cuts if not cut.kept])
-    ways = {} if kv_kept is not None else rehearse(model, [cut for cut in cuts if cut.kept], edges, read=read)
+    read = settings_read(shown, [cut.site.module for cut in cuts])
+    forms = output_forms(shown, [cut.site for cut in cuts if not cut.kept])
+    ways = {} if kv_kept is not None else rehearse(shown, [cut for cut in cuts if cut.kept], edges, read=read)
+    if shown is not model:
+        _require_loaded_alone(model, cuts, ways, forms)
+        del shown
+        give_back()
     for cut in cuts:
         edge = edges[cut.site.module]
         if not cut.kept:
@@ -88,7 +96,7 @@ def silence_heads(model: PreTrainedModel, sites: Sequence[Site], plan: Plan) -> 
     """
     left = {site.module: _places(site, plan) for site in sites}
     changed = {module: kept for site in sites if len(kept := left[module := site.module]) < site.n_heads}
-    _require_own(model, [(site, piece) for site in sites for piece in site.slices_of(Role.OUTPUT)], changed)
+    _require_own(in_memory(model), [(site, piece) for site in sites for piece in site.slices_of(Role.OUTPUT)], changed)
     for site in sites:
         gone = set(range(site.n_heads)) - set(_places(site, plan))
         if not gone:
@@ -99,11 +107,19 @@ def silence_heads(model: PreTrainedModel, sites: Sequence[Site], plan: Plan) -> 
                 hint="leave this site's heads out of the plan",
             )
         for piece in site.slices_of(Role.OUTPUT):
-            weight = getattr(model.get_submodule(piece.module), piece.name)
-            columns = [index for index, owner in enumerate(piece.owner) if owner in gone]
-            with torch.no_grad():
-                weight.index_fill_(piece.axis, torch.tensor(columns, device=weight.device), 0)
+            columns = torch.tensor([index for index, owner in enumerate(piece.owner) if owner in gone])
+            _zero(model.get_submodule(piece.module), piece.name, piece.axis, columns)
     model.config.headscope = carried(model.config) | numbering(model, sites, plan, physical=False)
+
+
+def _zero(module: nn.Module, name: str, axis: int, places: Tensor) -> None:
+    """Zero some indices of a parameter along an axis, in place."""
+    if is_kept_away(module, name):
+        alter(module, name, lambda values: values.index_fill(axis, places.to(values.device), 0))
+        return
+    weight = getattr(module, name)
+    with torch.no_grad():
+        weight.index_fill_(axis, places.to(weight.device), 0)
 
 
 def gates(sites: Sequence[Site], plan: Plan) -> dict[SiteId, Tensor]:
@@ -121,7 +137,7 @@ def parameters_left(
     """Parameters that `model` would have without the plan's heads; `edges` are its `boundaries`, where known."""
     total = total_parameters(model)
     cuts = _cuts(sites, plan)
-    edges = boundaries(model, sites) if edges is None else edges
+    edges = boundaries(in_memory(model), sites) if edges is None else edges
     dropped: dict[tuple[str, str, int], Tensor] = {}
     for cut in cuts:
         dropped |= cut.dropped(edges[cut.site.module])
@@ -147,6 +163,27 @@ def require_separable(sites: Iterable[Site]) -> None:
             what = ", ".join(site.coupled) or f"the input of {site.output}"
             hint = "leave this site's heads out of the plan" if site.mixes_heads else "--layout masked is exact"
             raise InvalidPlan(f"{site.id}: {what} ties its heads together, so none can be removed exactly", hint=hint)
+
+
+def _require_loaded_alone(
+    model: nn.Module, cuts: Iterable[Cut], ways: Mapping[str, Way], forms: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Refuse, in an offloaded model, modules that would use weights when nobody has loaded them: accelerate loads those
+    of a module right before that module runs, not before one around it does.
+
+    Raises:
+        UnsupportedModel: naming the first site.
+    """
+    for cut in cuts:
+        module = model.get_submodule(cut.site.module)
+        projection = forms[cut.site.module]["projection"] if not cut.kept else None
+        bias = None if projection is None else getattr(module.get_submodule(projection), "bias", None)
+        own = not cut.kept and (bias is not None or any(module.parameters(recurse=False)))
+        if own or ways.get(cut.site.module, Way.COUNTED) is not Way.COUNTED or is_filled(module):
+            raise UnsupportedModel(
+                f"{cut.site.id}: {cut.site.module_class} cannot lose these heads while its weights are offloaded",
+                hint=f"--layout masked works; or allow it more memory by {VARIABLE}",
+            )
 
 
 def _places(site: Site, plan: Plan) -> list[int]:

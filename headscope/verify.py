@@ -29,7 +29,7 @@ from headscope.headers import read_headers
 from headscope.heads import Site
 from headscope.inputs import placed, probe_inputs
 from headscope.interrupt import raise_interrupts
-from headscope.offload import home
+from headscope.offload import home, is_offloaded
 from headscope.plan import Plan
 from headscope.reasons import RAISED
 from headscope.surgery import gates
@@ -253,7 +253,7 @@ def _in_new_process(
     pad: int | None,
     scratch: Path,
 ) -> list[Said]:
-    dtype, device = str(model.dtype).removeprefix("torch."), str(home(model))
+    dtype, device = str(model.dtype).removeprefix("torch."), "disk" if is_offloaded(model) else str(home(model))
     arguments = [str(folder), auto_class, dtype, device, str(int(code))]
     arguments += ["" if pad is None else str(pad), str(torch.get_num_threads())]
     arguments += [str(model.config._attn_implementation or ""), str(scratch / reload.HASHES)]

@@ -17,14 +17,14 @@ FLOORS = [
     "portable reload least_squares downdates foreign left made_up made_up/*",
     "columns shapes states heads provenance losses examples rows inputs positions taps alignment",
     "parallel checkpointed footprint",
-    "ownership",
+    "ownership tensor_files",
     "metrics places registry devices upload tables cost naming jsonfiles unpack geometry moving stacks capture "
     "vocabulary tiles memory sampling subsets curve_columns outcomes launching",
     "tasks families greedy projecting",
     "tasks/* task_choice families/* fields formats headers matrices objective anatomy patterns conllu criteria "
     "plan_values numbers",
     "location discovery spare_tensors outline clusters cells folders leftovers manifest companions card hub_data "
-    "scores pairs output_weights",
+    "scores pairs output_weights streaming",
     "weights widening settings_read boundary silence folder_writing scores/* sources reasons texts plan_files measures",
     "hsic",
     "models sums reading gated gated_rows replay plan score_files layouts moments row_store circuits streams cuts",
