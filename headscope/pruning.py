@@ -16,6 +16,7 @@ from headscope.discovery import find_sites
 from headscope.errors import InvalidPlan, ModelError, UnsupportedModel, UsageError
 from headscope.examples import collate
 from headscope.folder_writing import check_target
+from headscope.foresight import foresee
 from headscope.forms import choose_form
 from headscope.headers import read_config
 from headscope.heads import Site
@@ -30,7 +31,7 @@ from headscope.offload import home, require_in_memory
 from headscope.output_weights import Patch, swapped
 from headscope.plan import Plan, SiteHeads
 from headscope.prepared import prepare
-from headscope.pruned import Pruned, cost
+from headscope.pruned import PROOF_EXAMPLES, PROOF_TOKENS, Pruned, cost
 from headscope.publish import Basis, Publication, pad_token, publish
 from headscope.reasons import PACKED, RAISED, first_line
 from headscope.repair import Repair, applied, write
@@ -45,8 +46,6 @@ from headscope.verify import Inputs, Verification
 from headscope.widening import widened
 
 NO_REPAIR = "no repair was made: none was found that lowers the divergence on held-out examples"
-PROOF_EXAMPLES, PROOF_TOKENS = 4, 128
-"""Examples of the data that are part of the proof, and how many of their tokens."""
 
 
 @dataclass(frozen=True)
@@ -136,10 +135,14 @@ class _Pruning:
         repair = None if verdict is None else verdict.repair
         if verdict is not None and mender is not None:
             self.notes += [NO_REPAIR] if repair is None else repair.notes
+        ahead = None
+        if output is None:
+            form, merged = stored_format(self.loaded), self.merge is not None
+            ahead = foresee(self.study, self.judging, mender, stored=form, merged=merged)
         stored = as_stored(self.name, self.loaded, self.options.study.load)
         with memory_errors():
             result, config, inputs = self._cut(selection, stored, repair, prove=output is not None)
-        result = replace(result, verdict=verdict)
+        result = replace(result, verdict=verdict, foresight=ahead)
         if output is None:
             return result
         return publish(
