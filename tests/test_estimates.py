@@ -110,33 +110,13 @@ def test_b118_the_peak_for_5120_heads_is_what_the_dry_run_states(measures: str, 
 @pytest.mark.slow
 @pytest.mark.parametrize("measures", ["importance", "sensitivity,attention", "attention", "weights"])
 def test_the_peak_of_inspect_is_what_the_dry_run_states(measures: str) -> None:
-    name, *more = LONG
-    words = [
-        "inspect",
-        SAMPLES / name,
-        "--data",
-        SAMPLES / name / DATA[name],
-        "--measures",
-        measures,
-        "--format",
-        "csv",
-    ]
-    assert near(int(items(measured(*words, *more, "--dry-run"))["peak_bytes"]), most(measured(*words, *more)))
+    words = ["inspect", *LONG, "--measures", measures, "--format", "csv"]
+    assert near(int(items(measured(*words, "--dry-run"))["peak_bytes"]), most(measured(*words)))
 
 
 @pytest.mark.slow
 def test_the_peak_of_evaluate_is_what_the_dry_run_states() -> None:
-    name, *more = LONG
-    words = [
-        "evaluate",
-        SAMPLES / name,
-        SAMPLES / name,
-        "--data",
-        SAMPLES / name / DATA[name],
-        "--format",
-        "csv",
-        *more,
-    ]
+    words = ["evaluate", LLAMA, *LONG, "--format", "csv"]
     assert near(int(items(measured(*words, "--dry-run"))["peak_bytes"]), most(measured(*words)))
 
 
