@@ -5,12 +5,15 @@ from __future__ import annotations
 from headscope.counts import total_heads
 from headscope.criteria import load_criterion
 from headscope.curves import RANDOM, Tracing
-from headscope.estimate import activation_bytes, estimate_table, flops_per_second
-from headscope.footprint import peak
+from headscope.estimate import Extent, estimate_table, flops_per_second, judged_bytes, scoring_bytes
+from headscope.footprint import METRICS, RANKINGS, peak
+from headscope.foresight import fitting_bytes, kept_bytes
 from headscope.matrices import total_parameters
+from headscope.noisy import copies_of
 from headscope.offload import home
 from headscope.pruning import PruneOptions
-from headscope.study import Study, batches
+from headscope.scores import Need
+from headscope.study import batches
 from headscope.tables import Cell, Table
 
 _SCORING = 3.0
@@ -22,8 +25,8 @@ def curve_outlay(model: str, data: str | None, options: PruneOptions) -> Table:
 
     Numbers of heads are those of a random order, which differ from others only where units are of different sizes. A
     repair counts as one pass for each site. Seconds come from parameters x tokens and the speed of a matrix product on
-    the device, so they are a guess, and too low for the criterion ablation; bytes are the process as it is and the
-    activations of the largest batch.
+    the device, so they are a guess, and too low for the criterion ablation; bytes are the process as it is, what a
+    repair keeps, and the largest batch.
     """
     tracing = Tracing.open(model, data, options)
     study, judging = tracing.study, tracing.judging
@@ -33,8 +36,14 @@ def curve_outlay(model: str, data: str | None, options: PruneOptions) -> Table:
     judged = 1 + (len(plans) + 1) * len(names) + 2 * repaired
     chosen = _SCORING + repaired * len(study.sites)
     parameters, device = total_parameters(study.loaded.model), home(study.loaded.model)
-    work = judged * _tokens(judging) + chosen * _tokens(study)
-    widest = max(max(batch.lengths) * len(batch) for batch in [*batches(study), *batches(judging)])
+    work = judged * Extent.of(batches(judging)).tokens + chosen * Extent.of(batches(study)).tokens
+    needs = {Need.GRADIENT, Need.SAMPLED} - ({Need.SAMPLED} if tracing.labelled else {Need.GRADIENT})
+    scoring = scoring_bytes(study, Extent.of(batches(study)), needs)
+    stages, kept = [scoring, judged_bytes(judging, Extent.of(batches(judging)))], 0
+    if tracing.mender is not None:  # whether it takes copies of images is asked by running them
+        times = 1 + copies_of(len(study.examples or ())) * (study.loaded.task.reads == "images")
+        kept = kept_bytes(study, times)
+        stages.append(fitting_bytes(study, times))
     rows: list[tuple[str, Cell, str]] = [
         ("criterion", tracing.asked, ""),
         ("series", len(names) + bool(repaired), "count"),
@@ -45,10 +54,6 @@ def curve_outlay(model: str, data: str | None, options: PruneOptions) -> Table:
         ("judged_examples", len(judging.examples or ()), "count"),
         ("judged_passes", judged, "forward passes"),
         ("seconds", 2.0 * parameters * work / flops_per_second(device), "s"),
-        ("peak_bytes", peak([study.loaded.model], widest * activation_bytes(study)), "bytes"),
+        ("peak_bytes", peak([study.loaded.model], kept + max(stages), RANKINGS, METRICS), "bytes"),
     ]
     return estimate_table(rows, study, tuple(tracing.notes))
-
-
-def _tokens(study: Study) -> int:
-    return sum(sum(batch.lengths) for batch in batches(study))

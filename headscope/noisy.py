@@ -53,10 +53,15 @@ def with_copies(study: Study) -> Study:
     """
     assert study.examples is not None
     items = study.examples.items
-    copies = max(1, min(COPIES, ROOM // max(1, len(items)) - 1))
+    copies = copies_of(len(items))
     step = 1 + max((one.number for one in items), default=0)
     drawn = [_copy(one, one.number + step * copy, study.options.seed) for copy in range(1, copies + 1) for one in items]
     return study.on(replace(study.examples, items=(*items, *drawn)))
+
+
+def copies_of(examples: int) -> int:
+    """How many noisy copies each of so many examples has."""
+    return max(1, min(COPIES, ROOM // max(1, examples) - 1))
 
 
 def _copy(example: Example, number: int, seed: int) -> Example:

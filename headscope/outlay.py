@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headscope.comparison import open_studies
-from headscope.estimate import estimate_table, flops_per_second
-from headscope.footprint import peak
+from headscope.estimate import Extent, estimate_table, flops_per_second, judged_bytes
+from headscope.footprint import METRICS, peak
 from headscope.matrices import total_parameters
 from headscope.metrics import choose_metric
 from headscope.offload import home
@@ -27,30 +27,24 @@ def outlay(
     first = studies[0]
     cut = batches(first)
     chosen = choose_metric(metric, first.loaded.task, first.loaded.task_name, cut)
-    tokens = sum(sum(batch.lengths) for batch in cut)
+    extent = Extent.of(cut)
     sizes = [total_parameters(study.loaded.model) for study in studies]
-    itemsize = first.loaded.model.dtype.itemsize
-    config = first.loaded.model.config.get_text_config()
-    width = int(config.vocab_size) if first.loaded.task.vocabulary else 0
-    widest = max(max(batch.lengths) * len(batch) for batch in cut)
-    streams = 20 * max(site.d_model for site in first.sites)
-    outputs = widest * (2 * width + streams) * itemsize
     rows: list[tuple[str, Cell, str]] = [
         ("models", len(studies), "count"),
         ("metric", chosen.name if chosen else None, ""),
         ("examples", len(first.examples or ()), "count"),
         ("batches", len(cut), "count"),
-        ("tokens", tokens, "count"),
+        ("tokens", extent.tokens, "count"),
         ("passes", len(studies), "forward passes"),
         ("speed_batches", ",".join(map(str, speed)) or None, ""),
         (
             "seconds",
-            2.0 * sum(sizes) * tokens / flops_per_second(home(first.loaded.model)) + SECONDS * len(speed),
+            2.0 * sum(sizes) * extent.tokens / flops_per_second(home(first.loaded.model)) + SECONDS * len(speed),
             "s",
         ),
         (
             "peak_bytes",
-            peak([study.loaded.model for study in studies], outputs),
+            peak([study.loaded.model for study in studies], judged_bytes(first, extent), METRICS),
             "bytes",
         ),
     ]

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from headscope import registry
 from headscope.capture import Watch
+from headscope.examples import sent
 from headscope.heads import Site, SiteId
 from headscope.measures import Evidence, Measure, Outputs, PairSum, PairValues
 from headscope.pairs import HeadSpace
@@ -149,9 +150,9 @@ class PairSums:
     def _tokens(self, sites: tuple[int, ...], seen: Watch) -> Outputs:
         outputs = [seen.records[self.space.sites[site].id].output for site in sites]
         whole = [values for values in outputs if values is not None]
-        real = self._texts.real(self.space.sites[sites[0]], whole[0]).cpu()
-        example, position = real.nonzero(as_tuple=True)
-        chosen = tuple(values[real.to(values.device)] for values in whole)
+        real = self._texts.real(self.space.sites[sites[0]], whole[0])
+        example, position = map(torch.from_numpy, real.cpu().numpy().nonzero())
+        chosen = tuple(values[sent(example, values.device), sent(position, values.device)] for values in whole)
         return Outputs(sites, chosen, torch.tensor(self._numbers)[example], position)
 
     def finish(self) -> dict[str, PairValues]:

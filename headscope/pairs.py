@@ -38,7 +38,8 @@ class HeadSpace:
 
     def places(self, site: int) -> Int[Tensor, " head_of_site"]:
         """The places of a site's heads."""
-        return (self.owner == site).nonzero()[:, 0]
+        first = sum(one.n_heads for one in self.sites[:site])
+        return torch.arange(first, first + self.sites[site].n_heads)
 
     def places_of(self, sites: tuple[int, ...]) -> Int[Tensor, " head_of_sites"]:
         """The places of the heads of several sites, in the order of `sites`."""
@@ -83,21 +84,26 @@ class PairMeans:
         self._weights = torch.zeros(len(space.heads), dtype=torch.float64)
 
     def add(self, heads: Tensor, table: Tensor, weight: float) -> None:
-        """Add a table of the pairs of `heads`, and the weight that it stands for."""
-        first, count = int(heads[0]), len(heads)
-        if int(heads[-1]) - first == count - 1:  # places rise: a block, which is added many times faster
-            self._sums[first : first + count, first : first + count] += double(table).cpu()
+        """Add a table of the pairs of `heads`, and the weight that it stands for.
+
+        Sums go where tables are made, so that the host need not wait for them.
+        """
+        places, more = heads.numpy(), double(table)
+        first, count = int(places[0]), len(places)
+        self._sums = self._sums.to(more.device)
+        if int(places[-1]) - first == count - 1:  # places rise: a block, which is added many times faster
+            self._sums[first : first + count, first : first + count] += more
         else:
-            self._sums[heads[:, None], heads] += double(table).cpu()
+            self._sums[heads[:, None], heads] += more
         self._weights[heads] += weight
 
     def state(self) -> State:
         """What was added so far."""
-        return {"sums": self._sums, "weights": self._weights}
+        return {"sums": self._sums.cpu(), "weights": self._weights}
 
     def absorb(self, state: State) -> None:
         """Add what others have added."""
-        self._sums += state["sums"]
+        self._sums += state["sums"].to(self._sums.device)
         self._weights += state["weights"]
 
     @property
@@ -107,7 +113,7 @@ class PairMeans:
 
     def means(self) -> Float[Tensor, "head head"]:
         """The mean of every pair; NaN where nothing was added. Two heads that were added apart mean nothing."""
-        return self._sums / torch.minimum(self._weights[:, None], self._weights)
+        return self._sums.cpu() / torch.minimum(self._weights[:, None], self._weights)
 
 
 def normalised(table: Float[Tensor, "head head"]) -> Float[Tensor, "head head"]:

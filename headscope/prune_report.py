@@ -82,6 +82,21 @@ def summary(done: Pruned) -> list[str]:
     return list(_lines(done))
 
 
+def foreseen(done: Pruned, *, taken: float, start: float, libraries: int) -> list[str]:
+    """What a run would take, after a dry run that took so many seconds; `start` of them, and so many bytes, were those
+    of loading libraries, which the process that loads the checkpoint anew does too.
+    """
+    if done.foresight is None:
+        return []
+    ahead = done.foresight
+    seconds = taken + start + ahead.seconds
+    return [
+        f"estimated time: {seconds:.0f} s, of which the plan and what it needs are {taken:.0f} s",
+        f"estimated peak memory: {ahead.peak_bytes:,} bytes, and {libraries + ahead.reloaded_bytes:,} bytes "
+        "of a process that loads the checkpoint anew",
+    ]
+
+
 def _lines(done: Pruned) -> Iterator[str]:
     plan, before, after = done.plan, done.before, done.after
     total = total_heads(plan.sites)

@@ -33,13 +33,24 @@ class Cost:
     weight_bytes: int
 
 
+@dataclass(frozen=True)
+class Foresight:
+    """What a run would take after the plan that a dry run makes: `seconds`, without the start of the process that loads
+    the files anew; bytes at the peak, of the whole run, and of the weights in that other process.
+    """
+
+    seconds: float
+    peak_bytes: int
+    reloaded_bytes: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
     """One pruning; `folder` is where the checkpoint lies, None where nothing was written.
 
     `verdict` says how it does on held-out data, None where it was not judged; `history` says what each round took.
     `merge` says which key/value heads became one, None where heads were removed instead. `provenance` is that of the
-    data that chose.
+    data that chose. `foresight` says what a run would take; None where there was one.
     """
 
     plan: Plan
@@ -53,6 +64,7 @@ class Pruned:
     notes: tuple[str, ...] = ()
     history: tuple[Mapping[str, Any], ...] = ()
     provenance: Provenance | None = None
+    foresight: Foresight | None = None
 
     @property
     def quality(self) -> tuple[Quality, Quality] | None:

@@ -15,6 +15,7 @@ from headscope.discovery import find_sites
 from headscope.errors import InvalidPlan, ModelError, UnsupportedModel, UsageError
 from headscope.first_scores import FirstScores, shared_scores
 from headscope.folder_writing import check_target
+from headscope.foresight import foresee
 from headscope.forms import choose_form
 from headscope.headers import read_config
 from headscope.heads import Site
@@ -27,7 +28,7 @@ from headscope.offload import give_back, require_in_memory
 from headscope.output_weights import Patch, swapped
 from headscope.plan import Plan, SiteHeads
 from headscope.prepared import prepare, proof_inputs
-from headscope.pruned import Pruned, cost
+from headscope.pruned import Foresight, Pruned, cost
 from headscope.publish import Basis, Publication, pad_token, publish
 from headscope.reasons import PACKED, RAISED, first_line
 from headscope.repair import Repair, applied, write
@@ -132,6 +133,7 @@ class Pruning:
         self.study.progress = progress
         self.merge = self._merge(align=output is not None)
         selection, verdict = self._choose(judge=output is not None)
+        ahead = self._ahead() if output is None else None
         basis = Basis(self.study.provenance(), self.judging.provenance())
         stored = as_stored(self.name, self.loaded, self.load)
         self._let_go_for(stored)
@@ -139,7 +141,7 @@ class Pruning:
             result, config, inputs = self._cut(
                 selection, stored, None if verdict is None else verdict.repair, prove=output is not None
             )
-        result = replace(result, verdict=verdict, provenance=basis.choosing)
+        result = replace(result, verdict=verdict, provenance=basis.choosing, foresight=ahead)
         if output is None:
             return result
         options = self.options.publication
@@ -148,20 +150,27 @@ class Pruning:
     def _choose(self, *, judge: bool) -> tuple[Selection, Verdict | None]:
         """What goes, and, if asked, how the model does without it."""
         standing = self._tied(self.loaded.model, dtype=stored_format(self.loaded))
-        mender, trials = None if self.mender is None else self.mender.on(self.study, standing=standing), None
+        trials, self.mender = None, None if self.mender is None else self.mender.on(self.study, standing=standing)
         if self.judging.examples is not None and (judge or self.options.request.judged):
-            trials = Trials(self.judging, self.options.metric, mender, standing=standing)
+            trials = Trials(self.judging, self.options.metric, self.mender, standing=standing)
         seed = self.options.study.seed
         if self.merge is not None:
             selection = Selection(Plan(tuple(SiteHeads.of(site) for site in self.study.sites), (), seed=seed))
         else:
-            selection = select(self.study, self.options.request, trials, seed=seed, mender=mender, known=self.known)
+            selection = select(
+                self.study, self.options.request, trials, seed=seed, mender=self.mender, known=self.known
+            )
         verdict = trials.judged(selection.plan) if trials is not None and judge else None
         self.notes += selection.notes
         self.notes += [f"not analysed: {problem}" for problem in self.study.discovery.problems]
-        if verdict is not None and mender is not None:
+        if verdict is not None and self.mender is not None:
             self.notes += [NO_REPAIR] if verdict.repair is None else verdict.repair.notes
         return selection, verdict
+
+    def _ahead(self) -> Foresight:
+        """What the rest of the run would take."""
+        form, merged = stored_format(self.loaded), self.merge is not None
+        return foresee(self.study, self.judging, self.mender, stored=form, merged=merged)
 
     def _let_go_for(self, stored: LoadedModel) -> None:
         """Go on with the model as its files store it; one that was measured in another form need not stay in memory."""

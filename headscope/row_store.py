@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from headscope.examples import sent
 from headscope.heads import AttentionKind, Role, Site
 from headscope.losses import wide
 from headscope.measures import Shares
@@ -79,7 +82,7 @@ class RowStore:
     def see(self, block: RowBlock) -> dict[str, Tensor]:
         """Keep the rows of a block that lie in the stretch; nothing is summed."""
         seen = self._seen.setdefault(self._numbers[block.site.id], _Seen())
-        first, count = int(block.positions[0]), block.rows.shape[2]
+        first, count = block.first, block.rows.shape[2]
         sequence = None
         if len(block.rows) < self.examples:  # sequences come one after another, each from its first query on
             seen.sequences += first == 0
@@ -114,9 +117,10 @@ class RowStore:
             index = torch.tensor(sites)
             together[index[:, None], index] = True
         self.apart |= ~together
-        for sites in groups:
+        real = [self._real(sites[0]) for sites in groups]  # here the host waits for a GPU, before it has more to do
+        for sites, known in zip(groups, real, strict=True):
             for example in range(self.examples):
-                yield from self._of(sites, example)
+                yield from self._of(sites, example, known[example])
 
     def _groups(self) -> list[tuple[int, ...]]:
         groups: dict[tuple[object, ...], list[int]] = {}
@@ -128,29 +132,43 @@ class RowStore:
             groups.setdefault(key, []).append(number)
         return [tuple(sites) for sites in groups.values()]
 
-    def _of(self, sites: tuple[int, ...], example: int) -> Iterator[Shares]:
-        """One text's rows in blocks of queries."""
+    def _real(self, number: int) -> NDArray[numpy.bool_]:
+        """Which queries of a site are no padding, `[example window query]` on the host."""
+        seen = self._seen[number]
+        windows = seen.sequences // self.examples
+        device = seen.real[0][2].device
+        found = torch.zeros(self.examples, windows, seen.n_queries, dtype=torch.bool, device=device)
+        for first, sequence, part in seen.real:
+            last = first + part.shape[1]
+            if sequence is None:
+                found[:, :, first:last] = part.view(self.examples, windows, -1)
+            else:
+                found[sequence, :, first:last] = part
+        return found.cpu().numpy()
+
+    def _of(self, sites: tuple[int, ...], example: int, real: NDArray[numpy.bool_]) -> Iterator[Shares]:
+        """One text's rows in blocks of queries; `real` queries are `[window query]`."""
         seen = self._seen[sites[0]]
         windows = seen.sequences // self.examples
-        real = torch.zeros(windows, seen.n_queries, dtype=torch.bool)
-        for first, sequence, part in seen.real:
-            if sequence in (None, example):
-                mine = part if sequence is not None else part[example * windows : (example + 1) * windows]
-                real[:, first : first + part.shape[1]] = mine.cpu()
         queries = int(real.sum())
         last = min(self.last, seen.n_queries)
         places = self.space.places_of(sites)
         size = max(1, BLOCK_VALUES // (len(places) * windows * (seen.n_keys + 1)))
         for begin in range(self.first, last, size):
             end = min(begin + size, last)
-            chosen = real[:, begin:end].flatten()
-            count = int(chosen.sum())
+            chosen = numpy.flatnonzero(real[:, begin:end])
+            count = len(chosen)
             if not count:
                 continue
             rows = [self._rows(site, example, begin, end) for site in sites]
             reach = max(part.shape[2] for part in rows)
             cells = [
-                _cells(self.space.sites[site], part[:, chosen.to(part.device)], reach, sinks=self._sinks(sites))
+                _cells(
+                    self.space.sites[site],
+                    part[:, sent(torch.from_numpy(chosen), part.device)],
+                    reach,
+                    sinks=self._sinks(sites),
+                )
                 for site, part in zip(sites, rows, strict=True)
             ]
             yield Shares(places, torch.cat(cells) / queries, count / queries)

@@ -65,7 +65,7 @@ class Texts:
         if site.id.kind is AttentionKind.CROSS:
             query_tokens = None  # tokens of two languages or alphabets are not compared
         tokens = (query_tokens, key_tokens, special)
-        return RowBlock(site, positions, block.rows, visible, real, *tokens, logits=block.logits)
+        return RowBlock(site, positions, block.rows, visible, real, *tokens, logits=block.logits, first=block.first)
 
     def queries(self, site: Site) -> Side | None:
         """The sequence that a site's queries stand in, if it is a text."""

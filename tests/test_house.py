@@ -42,7 +42,7 @@ FLOORS = [
     "mending",
     "trials prepared first_scores comparison_picture",
     "pruned",
-    "outlay selection publish likeness",
+    "outlay foresight selection publish likeness",
     "pruning prune_report similarity_report pair_estimate",
     "curves",
     "curve_report curve_outlay",

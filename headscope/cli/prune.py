@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,6 +102,7 @@ def prune(
     shared: dict[str, Any],
 ) -> None:
     """Remove heads of MODEL and write a smaller checkpoint, proved to compute what the masked model computes."""
+    began = time.monotonic()
     given = settings(locals() | shared)
     if processes.asked(given) and not _shares(given):
         processes.refuse_ranks(given, "pruning by anything but a measure on --data")
@@ -121,7 +123,8 @@ def prune(
         check_target(output, Path(model), force=shared["force"])
     given.check_model()
     talk = given.talk
-    from headscope.prune_report import PRUNE_COLUMNS, prune_table, removal, summary
+    from headscope.footprint import resident
+    from headscope.prune_report import PRUNE_COLUMNS, foreseen, prune_table, removal, summary
     from headscope.pruning import Pruning
     from headscope.reports._removal import removal_figure
 
@@ -129,6 +132,7 @@ def prune(
         given.require_columns([column.name for column in PRUNE_COLUMNS])
     if not given.dry_run:
         processes.fan_out(given)
+    libraries, start = resident(), time.monotonic() - began
     with talk.progress() as progress:
         with processes.sharing(given) as share:
             pruning = Pruning(model, data, options)
@@ -137,6 +141,7 @@ def prune(
             return
         done = pruning.run(output, progress)
     talk.summary(summary(done))
+    talk.summary(foreseen(done, taken=time.monotonic() - began, start=start, libraries=libraries))
     given.report(prune_table(done), talk, picture=lambda: removal_figure(removal(done)))
     if push_to_hub is not None and done.folder is not None:
         from headscope.upload import upload

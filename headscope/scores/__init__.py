@@ -58,6 +58,8 @@ class RowBlock:
     key_tokens: Int[Tensor, "sequence key"] | None = None
     special: Bool[Tensor, "sequence key"] | None = None
     logits: Float[Tensor, "sequence head query key"] | None = None
+    first: int = 0
+    """The place of the first query, which a device need not be asked for."""
 
 
 @dataclass(frozen=True)
