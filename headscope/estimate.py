@@ -126,9 +126,9 @@ def _width_bytes(study: Study) -> int:
 
 def scoring_bytes(study: Study, extent: Extent, needs: Collection[Need]) -> int:
     """Bytes that the largest batch takes in a pass that gathers this evidence."""
-    if not needs - {Need.WEIGHTS}:
+    if set(needs) <= {Need.WEIGHTS}:
         return 0
-    if not needs - {Need.WEIGHTS, Need.ROWS}:
+    if set(needs) <= {Need.WEIGHTS, Need.ROWS}:
         return extent.widest * STREAMS * _width_bytes(study)
     piece = min(extent.rows * classes(study), CHUNK_VALUES)
     pulled = PULLED * study.loaded.model.dtype.itemsize + DRAWN * 4 * (Need.SAMPLED in needs)
@@ -141,7 +141,9 @@ def classes(study: Study) -> int:
     config, kind = loaded.model.config, loaded.task.distribution
     if loaded.task.vocabulary:
         return int(config.get_text_config().vocab_size)
-    return int(config.num_labels) if kind is Distribution.CATEGORICAL else max(site.d_model for site in study.sites)
+    return (
+        int(config.num_labels or 0) if kind is Distribution.CATEGORICAL else max(site.d_model for site in study.sites)
+    )
 
 
 def judged_bytes(study: Study, extent: Extent) -> int:

@@ -155,7 +155,8 @@ def non_finite(model: nn.Module) -> dict[str, int]:
         parameter = stored(model.get_submodule(path), own)
         if parameter.is_floating_point() and parameter.device.type != "meta":
             values = local(parameter)
-            if values.numel() and torch.isfinite(torch.stack(torch.aminmax(values))).all():
+            wide = values.numel() and values.dtype.itemsize > 1
+            if wide and torch.isfinite(torch.stack(torch.aminmax(values))).all():
                 continue  # NaN would be both; and unlike a mask, the two take no memory
             count = int((~torch.isfinite(values)).sum())
             if count:

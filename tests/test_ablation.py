@@ -440,7 +440,7 @@ def test_effect_ranks_heads_as_ablation_does_on_a_real_language_model(tmp_path: 
     texts = (SAMPLES / "llama-gqa-web" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:24]
     data = tmp_path / "texts.jsonl"
     data.write_text("\n".join(texts) + "\n", encoding="utf-8")
-    options = StudyOptions(data=DataOptions(limit=24, max_length=48, on_long="truncate"), draws=3)
+    options = StudyOptions(data=DataOptions(limit=24, max_length=48, on_long="truncate"), draws=2)
     scores = Study.open(str(file), str(data), options).scores(["ablation", "effect", "importance"])
     exact = joined(scores, "ablation").tolist()
     assert len(exact) == 270

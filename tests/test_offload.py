@@ -218,7 +218,7 @@ def test_what_needs_all_weights_says_so(
     commands = (
         ["inspect", place, "--check"],
         ["prune", place, "--merge-kv", 1, *out],
-        ["prune", place, "--ratio", 0.5, "--data", data, *curve],
+        ["prune", place, "--data", data, *curve],
         ["prune", place, "--ratio", 0.5, "--data", data, "--compensate", *out],
     )
     for words in commands:

@@ -3,7 +3,7 @@
 Prints, from one run in which the candidates take turns (A B C D A B C D …), CPU seconds of one thread: a plain forward
 over the same batches; `importance`; `importance` with `sensitivity`; and the loop that Michel-style scripts use (batch
 size 1, padded to 128 tokens, a mask of ones as a leaf, gradients of all weights too). Then the same for `effect` with
-three draws on the language model sample, or on another MODEL with the same texts, cut to 48 tokens.
+two draws on the language model sample, or on another MODEL with the same texts, cut to 48 tokens.
 
     python tests/benchmarks/importance.py [--examples 64] [--rounds 3] [--model MODEL]
 """
@@ -106,7 +106,7 @@ def main() -> None:
 
 def language_model(model: str, examples: int, rounds: int) -> None:
     """Print what `effect` costs on a language model."""
-    options = StudyOptions(data=DataOptions(limit=examples, max_length=48, on_long="truncate"), draws=3)
+    options = StudyOptions(data=DataOptions(limit=examples, max_length=48, on_long="truncate"), draws=2)
     study = Study.open(model, str(LANGUAGE / "test.jsonl"), options)
     print(f"{Path(model).name}: {len(study.sites)} sites, {examples} texts")
     wanted = {

@@ -21,6 +21,7 @@ import math
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -169,10 +170,14 @@ def shown(name: str, criterion: str, share: float, plan: Plan, *, repair: str, q
     print(",".join(f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in cells), flush=True)
 
 
-def run(name: str, chosen: argparse.Namespace) -> dict[float, float]:
-    """All rows of one model; the ratio of divergences for each share."""
+Ratios = dict[tuple[str, str], dict[float, float]]
+"""Divergence over that of `michel`, by criterion and repair, and by share."""
+
+
+def run(name: str, chosen: argparse.Namespace) -> Ratios:
+    """All rows of one model."""
     start = time.time()
-    bench, ratios = Bench(name, chosen), {}
+    bench, ratios = Bench(name, chosen), Ratios()
     for share in chosen.shares:
         how = Setting(share / 100, chosen.min_heads, chosen.layout == "masked")
         usual = bench.plan("importance", Setting(how.share, 0, how.masked))
@@ -183,12 +188,12 @@ def run(name: str, chosen: argparse.Namespace) -> dict[float, float]:
         for criterion in chosen.criteria:
             plan = bench.plan(criterion, how)
             found = bench.judged(plan, repair=True)
-            if criterion != AUTO:
-                shown(name, criterion, how.share, plan, repair="no", quality=found.pruned)
-            shown(name, criterion, how.share, plan, repair="yes", quality=found.final)
-            if criterion == AUTO:
-                assert found.final.divergence is not None and base.pruned.divergence
-                ratios[share] = found.final.divergence / base.pruned.divergence
+            for repair, quality in (("no", found.pruned), ("yes", found.final)):
+                if (criterion, repair) != (AUTO, "no"):  # what `auto` compares is repaired
+                    shown(name, criterion, how.share, plan, repair=repair, quality=quality)
+                    assert quality.divergence is not None and base.pruned.divergence
+                    ratio = quality.divergence / base.pruned.divergence
+                    ratios.setdefault((criterion, repair), {})[share] = ratio
     print(f"# {name}: {time.time() - start:.0f} s", flush=True)
     return ratios
 
@@ -211,16 +216,25 @@ def main() -> None:
     torch.set_num_threads(1)
     print("model,criterion,repair,share,heads_removed,loss,metric,divergence")
     table = {name: run(name, chosen) for name in chosen.models}
+    shares = ",".join(f"{share:g} %" for share in chosen.shares)
+    print(f"\ndivergence over that of michel, geometric mean over models\ncriterion,repair,{shares}")
+    for key in next(iter(table.values())):
+        means = [mean([ratios[key][share] for ratios in table.values()]) for share in chosen.shares]
+        print(",".join([*key, *(f"{one:.3f}" for one in means)]))
     if AUTO not in chosen.criteria:
         return
-    print("\ndivergence of auto with repair over that of michel")
-    print("model," + ",".join(f"{share:g} %" for share in chosen.shares))
-    for name, ratios in table.items():
+    print(f"\ndivergence of auto with repair over that of michel\nmodel,{shares}")
+    auto = {name: ratios[AUTO, "yes"] for name, ratios in table.items()}
+    for name, ratios in auto.items():
         print(f"{name}," + ",".join(f"{ratio:.3f}" for ratio in ratios.values()))
-    counted = [ratio for ratios in table.values() for share, ratio in ratios.items() if share >= 40]
+    counted = [ratio for ratios in auto.values() for share, ratio in ratios.items() if share >= 40]
     if counted:
-        mean = math.exp(sum(map(math.log, counted)) / len(counted))
-        print(f"geometric mean from 40 % on: {mean:.3f}, worst {max(counted):.3f}")
+        print(f"geometric mean from 40 % on: {mean(counted):.3f}, worst {max(counted):.3f}")
+
+
+def mean(ratios: Sequence[float]) -> float:
+    """The geometric mean."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
 if __name__ == "__main__":
