@@ -16,6 +16,7 @@ from headscope.losses import Distribution
 from headscope.matrices import total_parameters
 from headscope.objective import CHUNK_VALUES
 from headscope.offload import home, is_offloaded
+from headscope.patterns import BLOCK_VALUES
 from headscope.scores import Need
 from headscope.study import Scores, Study, StudyOptions, batches, load_scores
 from headscope.tables import Cell, Table
@@ -32,6 +33,8 @@ HELD, COMPARED = 3, 8
 """Copies of a batch's outputs: those of two models and one in the making; and of a piece in float64 when they are
 compared.
 """
+COPIED = 12
+"""Copies of a block of attention rows while they are measured, in float32."""
 PULLED, DRAWN = 4, 6
 """Copies of a piece of the outputs when a loss is pulled back, and more of them, by float32, when labels are drawn."""
 
@@ -129,7 +132,9 @@ def scoring_bytes(study: Study, extent: Extent, needs: Collection[Need]) -> int:
     if set(needs) <= {Need.WEIGHTS}:
         return 0
     if set(needs) <= {Need.WEIGHTS, Need.ROWS}:
-        return extent.widest * STREAMS * _width_bytes(study)
+        heads = max(site.n_heads for site in study.sites)
+        block = min(BLOCK_VALUES, extent.widest * extent.longest * heads)
+        return extent.widest * STREAMS * _width_bytes(study) + COPIED * block * 4
     piece = min(extent.rows * classes(study), CHUNK_VALUES)
     pulled = PULLED * study.loaded.model.dtype.itemsize + DRAWN * 4 * (Need.SAMPLED in needs)
     return extent.widest * activation_bytes(study) + piece * pulled

@@ -200,7 +200,7 @@ class Pruning:
         self.notes += [form.note] if form.note else []
         if prove:
             said = self._run(model, inputs)
-            proof += Verification((verify.same_arithmetic(expected, said, model, names=self._names),))
+            proof += Verification((verify.same_arithmetic(expected, said, model, names=self._names, sites=len(sites)),))
             proof.require()
         if repair is not None:
             write(model, after, repair)
@@ -277,7 +277,8 @@ class Pruning:
                 "generation is not part of the proof: the whole model does not generate from made-up inputs"
             )
         self._operate(wide, plan)
-        checks.append(verify.same_arithmetic(expected, self._run(wide, inputs), wide, names=self._names))
+        said = self._run(wide, inputs)
+        checks.append(verify.same_arithmetic(expected, said, wide, names=self._names, sites=len(sites)))
         try:
             checks += verify.same_tokens(wide, tokens, names=self._names)
         except RAISED as error:
