@@ -35,6 +35,7 @@ from headscope.repair import Repair, applied, write
 from headscope.request import Request
 from headscope.selection import Selection, select
 from headscope.shares import Share
+from headscope.stand_in import in_memory
 from headscope.stored import as_stored, sparing, stored_format
 from headscope.study import Progress, Study, StudyOptions
 from headscope.surgery import prune as take_out
@@ -230,15 +231,14 @@ class Pruning:
         if self.merge is not None:
             merge_heads(model, self.study.sites, self.merge)
             return
-        operation = silence_heads if self.options.layout == "masked" else take_out
-        operation(model, self.study.sites, plan)
+        (silence_heads if self.options.layout == "masked" else take_out)(model, self.study.sites, plan)
 
     def _left(self, model: PreTrainedModel) -> tuple[Site, ...]:
         """The sites of the model after its operation."""
         if self.options.layout == "masked":
             return self.study.sites
         try:
-            return find_sites(model).sites
+            return find_sites(in_memory(model)).sites
         except RAISED as error:
             raise self._refusal(error) from None
 
