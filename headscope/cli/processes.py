@@ -25,16 +25,20 @@ def refuse(given: Settings, what: str) -> None:
     Raises:
         UsageError: they are asked for.
     """
-    asked = [f"--{name}" for name in _OPTIONS if given.raw[name] is not None]
-    if asked:
+    if named := _named(given):
         raise UsageError(
-            f"{what} is not shared out: it runs in one process and keeps no units", hint=f"leave out {asked[0]}"
+            f"{what} is not shared out: it runs in one process and keeps no units", hint=f"leave out {named[0]}"
         )
 
 
 def asked(given: Settings) -> bool:
     """Whether there are several processes, or an option is about them or about kept work."""
-    return given.standing.world > 1 or any(given.raw[name] is not None for name in _OPTIONS)
+    return given.standing.world > 1 or bool(_named(given))
+
+
+def _named(given: Settings) -> list[str]:
+    """The options about several processes and kept work that were given."""
+    return [f"--{name}" for name in _OPTIONS if given.raw[name] is not None]
 
 
 def refuse_ranks(given: Settings, what: str) -> None:

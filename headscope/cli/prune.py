@@ -130,7 +130,6 @@ def prune(
 
     if not given.dry_run:
         given.require_columns([column.name for column in PRUNE_COLUMNS])
-    if not given.dry_run:
         processes.fan_out(given)
     libraries, start = resident(), time.monotonic() - began
     with talk.progress() as progress:
