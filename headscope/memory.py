@@ -20,13 +20,19 @@ _SAID = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
 def in_halves(
     run: Callable[[Batch], Result], batch: Batch, notes: list[str], *, least: int = 1
 ) -> Iterator[tuple[Batch, Result]]:
-    """Run a batch, in halves where memory runs out, down to `least` examples; says so once."""
+    """Run a batch, in halves where memory runs out, down to `least` examples; says so once.
+
+    Raises:
+        DeviceError: there is no memory for one example, or for `least`.
+    """
     try:
         with memory_errors():
             outcome = run(batch)
     except DeviceError:
-        if len(batch) <= least:
+        if len(batch) == 1:
             raise
+        if len(batch) <= least:
+            raise DeviceError(f"out of memory on {len(batch)} examples", hint="use a smaller --batch-size") from None
         note = "memory ran out: batches were halved (results do not depend on the batch size)"
         if note not in notes:
             notes.append(note)

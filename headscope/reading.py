@@ -82,7 +82,7 @@ class RowReader:
         return context if self.replace else None
 
     def _off_interface(self, call: AttentionCall) -> None:
-        if call.on_interface or again():
+        if call.on_interface:  # functions are not followed in a backward pass, where layers run again
             return
         site = self._calls.site(call.module)
         if site is not None:

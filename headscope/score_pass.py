@@ -63,7 +63,8 @@ class ScorePass:
 
     def _add(self, seen: Watch, reader: RowReader | None, batch: Batch) -> None:
         unit, objective = self.unit, self.objective
-        least = len(batch) if shards_of(self.loaded.model).size > 1 else 1  # the others could not know of halves
+        split = shards_of(self.loaded.model).size > 1  # then the others wait for this process in the midst of theirs
+        least = len(batch) if split else 1
         halves = in_halves(lambda part: objective.run(part, seen, self.wanted), batch, unit.notes, least=least)
         for part, outcome in halves:
             if self.alone:

@@ -18,8 +18,9 @@ from tiny_tokenizers import save, write
 from transformers import BertForSequenceClassification
 
 from headscope.errors import DeviceError
+from headscope.examples import Batch
 from headscope.made_up._asked import BATCH, TOKENS
-from headscope.memory import memory_errors
+from headscope.memory import in_halves, memory_errors
 
 Run = Callable[..., Ran]
 NOTE = "memory ran out: batches were halved"
@@ -91,6 +92,22 @@ def test_b116_an_example_that_does_not_fit_alone_is_one_error(
 ) -> None:
     shrink(monkeypatch, 0, ERRORS["cuda"])
     assert refused(run(*COMMANDS[name]), 1, "out of memory on one example", "hint: use --max-length")
+
+
+def test_processes_that_run_a_batch_together_do_not_halve_it() -> None:
+    """Of a model that is split, the other processes are in the midst of the same batch and would wait for ever."""
+    batch, notes, tried = Batch({}, torch.zeros(4, 1), (0, 1, 2, 3), (1, 1, 1, 1)), list[str](), list[int]()
+
+    def run(part: Batch) -> int:
+        tried.append(len(part))
+        if len(part) > 2:
+            raise ERRORS["cuda"]
+        return len(part)
+
+    with pytest.raises(DeviceError, match="out of memory on 4 examples") as caught:
+        list(in_halves(run, batch, notes, least=len(batch)))
+    assert tried == [4] and not notes and "--batch-size" in str(caught.value.hint)
+    assert [size for _, size in in_halves(run, batch, notes)] == [2, 2] and notes
 
 
 def test_other_errors_stay_what_they_are() -> None:

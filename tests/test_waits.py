@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from headscope.measures import PairValues
 from headscope.pair_sums import PairSums, load_measures
 from headscope.pairs import HeadSpace
 from headscope.reading import RowReader
-from headscope.scores import RowBlock
+from headscope.scores import RowBlock, attention
 from headscope.texts import Texts
 
 ASKING = {
@@ -68,11 +70,40 @@ def test_pairs_are_summed_without_asking_the_device(monkeypatch: pytest.MonkeyPa
         assert torch.equal(values.values.nan_to_num(), found[1][name].values.nan_to_num()), name
 
 
+@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
+def test_attention_scores_are_summed_without_asking_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where no key is looked up by its place; the sums are those of the CPU."""
+    model = SPECIMENS[name].build()
+    inputs, sites = SPECIMENS[name].inputs(model), find_sites(model).sites
+    special = inputs["input_ids"][0, :2]
+
+    def summed(mode: Callable[[], AbstractContextManager[Any]]) -> dict[str, Tensor]:
+        def read(block: RowBlock) -> dict[str, Tensor]:
+            with mode():
+                return attention.rows(block)
+
+        reader = RowReader(model, sites, [read], replace=True)
+        with torch.no_grad(), reader.reading():
+            reader.start(Texts(inputs, None, special), len(inputs["input_ids"]))
+            model(**inputs)
+        return {f"{site} {title}": sums for site, one in reader.sums.items() for title, sums in one.items()}
+
+    wanted = summed(torch.no_grad)
+    with pytest.raises(AssertionError, match="waits for a GPU"):
+        summed(Asked)  # on the CPU it is asked
+    monkeypatch.setattr(attention, "_is_host", lambda _: False)
+    found = summed(Asked)
+    assert found.keys() == wanted.keys() and any("special" in title for title in found)
+    for title, values in wanted.items():
+        torch.testing.assert_close(found[title], values, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "layer"), [("bert", "BertLayer"), ("deberta", "DebertaLayer")])
 @pytest.mark.parametrize("draws", [1, 2])
-def test_a_layer_that_runs_again_is_read_once(draws: int) -> None:
-    """Where layers run a second time for a gradient, their rows are not read and added again."""
-    model = SPECIMENS["bert"].build()
-    inputs, sites = SPECIMENS["bert"].inputs(model), find_sites(model).sites
+def test_a_layer_that_runs_again_is_read_once(draws: int, name: str, layer: str) -> None:
+    """Where layers run a second time for a gradient, their rows are not read and added again; on any attention."""
+    model = SPECIMENS[name].build()
+    inputs, sites = SPECIMENS[name].inputs(model), find_sites(model).sites
     blocks: list[str] = []
 
     def count(block: RowBlock) -> dict[str, Tensor]:
@@ -80,7 +111,7 @@ def test_a_layer_that_runs_again_is_read_once(draws: int) -> None:
         return {"queries": block.real.sum(dim=-1)[:, None].expand(-1, block.site.n_heads)}
 
     reader = RowReader(model, sites, [count], replace=False)
-    layers = [module for name, module in model.named_modules() if type(module).__name__ == "BertLayer"]
+    layers = [module for name, module in model.named_modules() if type(module).__name__ == layer]
     assert layers
     texts, size = Texts(inputs, None, None), len(inputs["input_ids"])
     with watch(model, sites) as seen, reader.reading():

@@ -87,15 +87,19 @@ def _masses(block: RowBlock, seen: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         found["special"] = _columns(block.special, rows, visible, share)
     if block.query_tokens is not None and block.key_tokens is not None:
         same = block.query_tokens[:, :, None] == block.key_tokens[:, None, :]
-        counted = same.device.type == "cpu"  # counting means waiting for a GPU, which sums all as quickly
-        sparse = counted and int(same.count_nonzero()) * 8 < same.numel()
+        sparse = _is_host(same) and int(same.count_nonzero()) * 8 < same.numel()
         found |= _repeats_looked_up(block, same, share) if sparse else _repeats_summed(block, same, share)
     return found
 
 
+def _is_host(table: Tensor) -> bool:
+    """Whether places may be counted and looked up: a GPU would be waited for, and sums all of them as quickly."""
+    return table.device.type == "cpu"
+
+
 def _columns(chosen: Tensor, rows: Tensor, visible: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     """Mass on chosen keys `[sequence key]` of every query, and its uniform value."""
-    if len(chosen) == 1 and chosen.device.type == "cpu":
+    if len(chosen) == 1 and _is_host(chosen):
         places = chosen[0].nonzero()[:, 0]
         return rows[..., places].sum(dim=-1), visible[..., places].sum(dim=-1) * share
     table = chosen.to(rows.dtype)
