@@ -75,6 +75,19 @@ def test_forms_of_a_sound(form: str) -> None:
     assert numpy.abs(found.samples - tone()).max() < (1 / 128 if form == "8 bits" else 1 / 2**15)
 
 
+def test_full_scale_is_one() -> None:
+    """Integers reach one step less above zero than below, and are scaled by the longer side."""
+    for kind, bits in ((numpy.int16, 16), (numpy.int32, 32)):
+        samples = numpy.array([-(2 ** (bits - 1)), 2 ** (bits - 2), 0], dtype=kind)
+        assert read(wav(samples)).samples.tolist() == [-1.0, 0.5, 0.0]
+
+
+def test_a_dictionary_names_a_file(tmp_path: Path) -> None:
+    place = tmp_path / "tone.wav"
+    place.write_bytes(wav(tone().astype(numpy.float32)))
+    assert numpy.array_equal(read({"bytes": None, "path": str(place)}).samples, read(str(place)).samples)
+
+
 def test_a_flac_is_read_by_soundfile(tmp_path: Path) -> None:
     place = tmp_path / "tone.flac"
     soundfile.write(place, tone(), RATE)
@@ -98,6 +111,25 @@ def test_another_rate_is_filtered_not_folded() -> None:
         assert strength == pytest.approx(wanted, abs=0.02), hertz
     assert numpy.array_equal(resampled(Sound(low, RATE), RATE), low.astype(numpy.float32))
     assert numpy.abs(high).max() > 0.49
+
+
+def test_a_model_hears_sounds_of_other_rates_at_its_own(tmp_path: Path) -> None:
+    """As long, and about the same, as what was recorded at the rate of the model."""
+    loaded = open_case(CASES["audio-classification"], tmp_path).study.loaded
+
+    def heard(rate: int) -> torch.Tensor:
+        samples = tone(rate // 10, rate=rate).tolist()
+        place = write(tmp_path / "one.jsonl", [{"audio": {"array": samples, "sampling_rate": rate}, "label": 1}])
+        (one,) = load_examples(place, loaded, DataOptions()).items
+        assert one.length == 5, "0.1 s"
+        return one.inputs["input_values"]
+
+    wanted = heard(RATE)
+    assert wanted.shape == (160,) and wanted.abs().max() > 1
+    for rate in (RATE * 2, RATE * 5 // 2, RATE // 2):
+        found = heard(rate)
+        assert found.shape == (160,)
+        assert (found - wanted)[40:120].abs().max() < 0.1, rate  # filters ring at the ends
 
 
 WRONG: dict[str, tuple[Any, str]] = {
@@ -144,6 +176,9 @@ def test_only_sounds_of_one_length_run_side_by_side(tmp_path: Path) -> None:
     assert sorted(len(batch) for batch in batches(study)) == [1, 1, 1, 2, 2]
     spectra = open_case(CASES["speech-whisper"], tmp_path / "speech").study
     assert [len(batch) for batch in batches(spectra)] == [7]
+    assert spectra.examples is not None
+    heard = sorted(one.length - len(one.targets) for one in spectra.examples.items)
+    assert heard == [1, 1, 2, 2, 2, 2, 3], "positions of 20 ms in 19 to 56 ms of sound, besides those of the transcript"
 
 
 def test_the_transcript_is_the_target_or_else_the_text(tmp_path: Path) -> None:
@@ -159,6 +194,11 @@ def test_the_transcript_is_the_target_or_else_the_text(tmp_path: Path) -> None:
         assert targets([{"audio": row["audio"], name: row["text"]} for row in case.rows]) == wanted
     both = [row | {"transcript": "w1 w2"} for row in case.rows]
     assert targets(both) == [(6, 7, 2)] * 7 and targets(both, target="text") == wanted
+    (first, *rest) = wanted[0]
+    assert loaded.model.config.decoder_start_token_id == case.companion().tokens.bos_token_id == 1
+    loaded.model.config.decoder_start_token_id = 3  # a tokenizer that puts something else first
+    assert targets(case.rows)[0] == (1, first, *rest), "the decoder begins with another token, so this one is said"
+    loaded.model.config.decoder_start_token_id = 1
     with pytest.raises(UsageError, match="no target column found"):
         targets([{"audio": row["audio"], "other": row["text"]} for row in case.rows])
     with pytest.raises(UsageError, match="no audio column found"):
