@@ -127,8 +127,19 @@ def stored(module: nn.Module, name: str) -> Tensor:
     """A parameter of a module itself with its values, read from memory or disk if they are not there at the moment.
 
     The parameter as it is where nobody keeps values for it, as in a model that was made without any.
+
+    Raises:
+        DeviceError: it is computed and in no file (Marian's positions), so that accelerate cannot give it back either.
     """
-    return _aligning(module).weights_map[name] if is_kept_away(module, name) else getattr(module, name)
+    if not is_kept_away(module, name):
+        return getattr(module, name)
+    try:
+        return _aligning(module).weights_map[name]
+    except KeyError:
+        raise DeviceError(
+            f"the {name} of a {type(module).__name__} is in no file of the model, so it cannot be offloaded",
+            hint=f"allow the model more memory by {VARIABLE}, or use --device cpu",
+        ) from None
 
 
 def value(model: nn.Module, path: str) -> Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,7 @@ from zoo_configs import RECIPES
 
 from headscope import layouts
 from headscope.discovery import find_sites
-from headscope.errors import UnsupportedModel
+from headscope.errors import DeviceError, UnsupportedModel
 from headscope.heads import HeadId
 from headscope.inputs import probe_inputs
 from headscope.manifest import read_manifest
@@ -41,7 +43,7 @@ from headscope.publish import Publication
 from headscope.reload import own_memory
 from headscope.request import Request
 from headscope.stand_in import in_memory
-from headscope.stored import sparing
+from headscope.stored import as_stored, sparing
 from headscope.streaming import write_weights
 from headscope.study import StudyOptions
 from headscope.surgery import prune as take_out
@@ -84,6 +86,12 @@ def codegen(folder: Path) -> Path:
     """Heads laid out by fixed blocks: it cannot count fewer."""
     torch.manual_seed(0)
     return save(build(RECIPES["codegen"]), folder)
+
+
+def marian(folder: Path) -> Path:
+    """Positions that are computed, and left out of the files."""
+    torch.manual_seed(0)
+    return save(build(RECIPES["marian"]), folder)
 
 
 def opened(folder: Path, device: str = "balanced", **options: object) -> PreTrainedModel:
@@ -261,6 +269,63 @@ def test_tied_weights_count_once_after_a_run(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("ignored", [None, ["transformer.ln_f.bias"]])
+def test_weights_are_written_as_the_library_writes_them_after_a_run(ignored: list[str] | None, tmp_path: Path) -> None:
+    whole, spread = (opened(gpt2(tmp_path / device), device) for device in ("cpu", "balanced"))
+    whole._keys_to_ignore_on_save = spread._keys_to_ignore_on_save = ignored
+    said(spread, probe_inputs(spread))  # accelerate leaves tied weights apart
+    (tmp_path / "own").mkdir()
+    write_weights(spread, tmp_path / "own", max_shard_size="8KB", original=True)
+    whole.save_pretrained(tmp_path / "library", max_shard_size="8KB")
+    for file in tmp_path.glob("library/*config.json"):
+        file.unlink()
+    assert "model.safetensors.index.json" in same_files(tmp_path / "library", tmp_path / "own")
+    index = json.loads((tmp_path / "own" / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    assert ("transformer.ln_f.bias" in index["weight_map"]) is (ignored is None)
+
+
+def test_a_weight_that_is_in_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        DeviceError, match="the weight of a MarianSinusoidalPositionalEmbedding is in no file"
+    ) as caught:
+        opened(marian(tmp_path / "model"))
+    assert VARIABLE in str(caught.value.hint)
+
+
+def test_what_was_partly_in_memory_is_cut_from_the_disk_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = str(llama(tmp_path / "model"))
+    for dtype, room in (("float32", "cpu=30KB"), ("float64", "cpu=60KB")):
+        monkeypatch.setenv(VARIABLE, room)
+        options = LoadOptions(device="balanced", dtype=dtype)
+        loaded = load(place, options)
+        assert set(loaded.model.hf_device_map.values()) == {"cpu", "disk"}
+        found = as_stored(place, loaded, options).model
+        assert set(found.hf_device_map.values()) == {"disk"} and found.dtype == torch.float32
+    whole = load(place, LoadOptions(device="cpu"))
+    assert as_stored(place, whole, LoadOptions(device="cpu")) is whole
+
+
+def test_a_stand_in_runs_experts_as_a_cpu_can(tmp_path: Path) -> None:
+    """The kernels that a GPU runs experts by know neither all widths nor float64 there."""
+    model = opened(mixtral(tmp_path / "model"))
+    model.set_experts_implementation("grouped_mm")
+    assert in_memory(model).config._experts_implementation == "eager"
+    assert model.config._experts_implementation == "grouped_mm"
+
+
+def test_a_stand_in_has_numbers_like_those_of_a_model(tmp_path: Path) -> None:
+    """Small ones in matrices, in which no row or parameter is another's copy, and norms about 1."""
+    found = in_memory(opened(llama(tmp_path / "model")))
+    assert not found.training and not is_offloaded(found)
+    rows = [row[:8] for parameter in found.parameters() if parameter.dim() == 2 for row in parameter]
+    assert len({tuple(row.tolist()) for row in rows}) == len(rows) > 100
+    assert 0.01 < torch.stack(rows).std() < 0.03 and abs(torch.stack(rows).mean()) < 0.01
+    norms = torch.cat([parameter for parameter in found.parameters() if parameter.dim() == 1])
+    assert norms.mean() == pytest.approx(1, abs=0.02) and 0 < norms.std() < 0.1
+    held = {parameter.untyped_storage().data_ptr() for parameter in found.parameters() if parameter.dim() == 2}
+    assert len(held) == 1, "all are views of the same numbers"
+
+
 def test_values_read_lie_where_torch_puts_them(tmp_path: Path) -> None:
     """Sums round by alignment, and in another file a tensor has another one."""
     model = opened(bert(tmp_path / "model"))
@@ -278,6 +343,10 @@ def test_nothing_is_held_of_a_model_that_is_not_to_be_run(tmp_path: Path, monkey
     for room, on_disk in (("cpu=33KB", True), ("cpu=34KB", False), ("0=20KB,cpu=14KB", False)):  # 8376 float32
         monkeypatch.setenv(VARIABLE, room)
         assert sparing(place, wanted).on_disk is on_disk
+    for dtype, room in (("bfloat16", 16), ("float64", 67)):  # 16,752 and 67,008 bytes
+        for more in (0, 1):
+            monkeypatch.setenv(VARIABLE, f"cpu={room + more}KB")
+            assert sparing(place, replace(wanted, dtype=dtype)).on_disk is (more == 0)
     monkeypatch.delenv(VARIABLE)
     assert not sparing(place, wanted).on_disk
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,14 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from headscope.comparison import Judged, judge_models
+from headscope.criteria import load_criterion
 from headscope.errors import UsageError, WorkError
+from headscope.first_scores import shared_scores
+from headscope.pruning import PruneOptions, Pruning
 from headscope.ranks import Ranks
+from headscope.request import Request
 from headscope.shares import Share
+from headscope.study import Study
 from headscope.work import WorkFolder
 
 MEASURES = ("ablation", "only", "importance")
@@ -85,7 +91,10 @@ def test_finished_rows_are_read_and_not_run(
     first = tmp_path / "pass-1-unit-000000.safetensors"
     state = load_file(first)
     assert state["ablated/rows"].dtype == state["alone/rows"].dtype == torch.float64
-    assert len(state["ablated/numbers"]) == 4, "the examples of this unit alone"
+    units = [load_file(path) for path in sorted(tmp_path.glob("pass-1-*"))]
+    for kind in ("ablated", "alone"):
+        counts = [len(unit[f"{kind}/numbers"]) for unit in units]
+        assert counts == [4, 4, 4, 4, 4, 1], "each unit holds its own examples alone"
     state["ablated/rows"][0] += 21.0
     save_file(state, first, metadata={"fingerprint": json.dumps(_fingerprint(first))})
     for path in tmp_path.glob("pass-2-*"):
@@ -129,6 +138,73 @@ def test_rows_of_other_ablations_are_refused(opened: dict[str, Opened], tmp_path
     assert torch.equal(ablate(0), ablate(0))
     with pytest.raises(WorkError, match="units of another run: measured pairs is"):
         ablate(1)
+
+
+def few(opened: Opened, first: int, stop: int) -> Study:
+    """A study of a few of the examples."""
+    study, examples = study_of(opened), opened.study.examples
+    assert examples is not None
+    found = Study(study.loaded, replace(examples, items=examples.items[first:stop]), study.options)
+    found.__dict__["discovery"] = study.discovery
+    return found
+
+
+def test_rows_stand_under_the_number_of_their_example(opened: dict[str, Opened]) -> None:
+    case = opened["single"]
+    head, together = [case.study.sites[0].heads[0]], few(case, 0, 6)
+    found = together.ablate([head]).changes
+    assert sorted(found) == list(range(6)) and len(set(map(float, found.values()))) > 3, "some rows stand there twice"
+    for number in range(6):
+        alone = few(case, number, number + 1).ablate([head]).changes
+        assert_close(found[number], alone[number], rtol=1e-9, atol=0)
+
+
+def test_rows_without_losses_of_heads_alone_are_refused_to_who_wants_them(
+    opened: dict[str, Opened], tmp_path: Path
+) -> None:
+    for measures in (["ablation"], ["ablation", "only"]):
+        study = few(opened["single"], 0, 1)
+        study.share = Share(work=WorkFolder(tmp_path / measures[-1]))
+        study.scores(measures)
+        for path in (tmp_path / measures[-1]).glob("pass-2-*"):  # as if it was killed before
+            path.unlink()
+    for measures, kept in ((["ablation", "only"], "ablation"), (["ablation"], "only")):
+        study.share = Share(work=WorkFolder(tmp_path / kept))
+        with pytest.raises(WorkError, match="units of another run: measure"):
+            study.scores(measures)
+
+
+def test_starting_anew_keeps_the_passes_made_before(opened: dict[str, Opened], tmp_path: Path) -> None:
+    for _ in range(2):
+        study = few(opened["single"], 0, 1)
+        study.share = Share(work=WorkFolder(tmp_path, anew=True))
+        study.scores(["only"])
+        assert [path.name[:6] for path in sorted(tmp_path.iterdir())] == ["pass-1", "pass-2"]
+
+
+def test_auto_begins_with_scores_of_what_the_mender_works_by(opened: dict[str, Opened], tmp_path: Path) -> None:
+    """Which are noisy copies, where the model has learned the examples by heart."""
+    study, copies = few(opened["single"], 0, 4), few(opened["single"], 4, 8)
+    share, request = Share(work=WorkFolder(tmp_path)), Request(ratio=0.3)
+    found = shared_scores(study, request, share, mender=SimpleNamespace(study=copies))  # type: ignore[arg-type]
+    assert list(found) == ["importance", "sensitivity"] and len(list(tmp_path.iterdir())) == 2
+    assert study.share.alone and copies.share.alone, "what follows is for one process"
+    for criterion, scores in found.items():
+        assert scores == load_criterion(criterion).scores(copies, 0) != load_criterion(criterion).scores(study, 0)
+
+
+def test_a_choice_takes_the_scores_that_were_shared(
+    opened: dict[str, Opened], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = opened["single"].study
+    assert study.examples is not None
+    options = PruneOptions(Request(ratio=0.3, criterion="importance"), study=study.options, compensate=False)
+    pruning = Pruning(study.loaded.location.name, study.examples.name, options)
+    pruning.share(Share(work=WorkFolder(tmp_path)), None)
+    assert [path.name[:6] for path in tmp_path.iterdir()] == ["pass-1"]
+    monkeypatch.setattr(Study, "scores", lambda *_, **__: pytest.fail("measured again"))
+    wanted = sorted(pruning.known["importance"], key=pruning.known["importance"].__getitem__)[:3]
+    assert pruning.run(None, None).plan.removed == tuple(sorted(wanted))
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from torch import Tensor
 from headscope import shares, work
 from headscope.data import DataOptions, load_examples
 from headscope.errors import HeadscopeError, OutputError, WorkError
+from headscope.gated_rows import GatedRows
 from headscope.likeness import Question, compare_heads
 from headscope.measures import Outputs
 from headscope.models import LoadOptions, load
@@ -271,13 +272,25 @@ def test_sums_of_parts_add_up_to_those_of_all(
     assert bool(whole.finish().values.isfinite().any())
 
 
-def test_pairs_are_the_same_in_units_small_and_large(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_are_the_same_in_units_small_and_large(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = likeness(study_of(opened))
     monkeypatch.setattr(shares, "LARGE", 0)
     monkeypatch.setattr(shares, "RANGES", 1)
-    whole = likeness(study_of(opened))
+    whole = likeness(study_of(opened, Share(work=WorkFolder(tmp_path))))
+    assert len(list(tmp_path.iterdir())) == 3, "one unit for each of the three passes"
     for name, values in whole.items():
         torch.testing.assert_close(found[name], values, rtol=0, atol=1e-9, equal_nan=True)
+
+
+def test_what_several_units_note_comes_once() -> None:
+    total = GatedRows()
+    for number in range(3):
+        unit = total.fresh()
+        unit.notes += ["memory ran out", f"unit {number}"]
+        total.absorb(unit.state())
+    assert total.notes == ["memory ran out", "unit 0", "unit 1", "unit 2"]
 
 
 def test_pairs_are_kept_and_resumed(opened: Opened, tmp_path: Path) -> None:

@@ -14,20 +14,11 @@ from typing import Any
 import numpy
 import pytest
 import soundfile
-import torch
 from checkpoints import command, refused
 from scipy.io import wavfile
 from sound_cases import Listener, sound, spectrum, waves
 from task_cases import CASES, open_case
-from tiny_tokenizers import save, texts, tokenizer, write
-from transformers import (
-    ASTConfig,
-    ASTFeatureExtractor,
-    ASTForAudioClassification,
-    Speech2TextConfig,
-    Speech2TextFeatureExtractor,
-    Speech2TextForConditionalGeneration,
-)
+from tiny_tokenizers import save, tokenizer, write
 
 from headscope.data import DataOptions, load_examples
 from headscope.errors import DataError, UsageError
@@ -73,6 +64,19 @@ def test_forms_of_a_sound(form: str) -> None:
     found = read(FORMS[form](tone()))
     assert found.rate == RATE and found.samples.shape == (160,)
     assert numpy.abs(found.samples - tone()).max() < (1 / 128 if form == "8 bits" else 1 / 2**15)
+
+
+def test_full_scale_is_one() -> None:
+    """Integers reach one step less above zero than below, and are scaled by the longer side."""
+    for kind, bits in ((numpy.int16, 16), (numpy.int32, 32)):
+        samples = numpy.array([-(2 ** (bits - 1)), 2 ** (bits - 2), 0], dtype=kind)
+        assert read(wav(samples)).samples.tolist() == [-1.0, 0.5, 0.0]
+
+
+def test_a_dictionary_names_a_file(tmp_path: Path) -> None:
+    place = tmp_path / "tone.wav"
+    place.write_bytes(wav(tone().astype(numpy.float32)))
+    assert numpy.array_equal(read({"bytes": None, "path": str(place)}).samples, read(str(place)).samples)
 
 
 def test_a_flac_is_read_by_soundfile(tmp_path: Path) -> None:
@@ -144,6 +148,9 @@ def test_only_sounds_of_one_length_run_side_by_side(tmp_path: Path) -> None:
     assert sorted(len(batch) for batch in batches(study)) == [1, 1, 1, 2, 2]
     spectra = open_case(CASES["speech-whisper"], tmp_path / "speech").study
     assert [len(batch) for batch in batches(spectra)] == [7]
+    assert spectra.examples is not None
+    heard = sorted(one.length - len(one.targets) for one in spectra.examples.items)
+    assert heard == [1, 1, 2, 2, 2, 2, 3], "positions of 20 ms in 19 to 56 ms of sound, besides those of the transcript"
 
 
 def test_the_transcript_is_the_target_or_else_the_text(tmp_path: Path) -> None:
@@ -159,6 +166,11 @@ def test_the_transcript_is_the_target_or_else_the_text(tmp_path: Path) -> None:
         assert targets([{"audio": row["audio"], name: row["text"]} for row in case.rows]) == wanted
     both = [row | {"transcript": "w1 w2"} for row in case.rows]
     assert targets(both) == [(6, 7, 2)] * 7 and targets(both, target="text") == wanted
+    (first, *rest) = wanted[0]
+    assert loaded.model.config.decoder_start_token_id == case.companion().tokens.bos_token_id == 1
+    loaded.model.config.decoder_start_token_id = 3  # a tokenizer that puts something else first
+    assert targets(case.rows)[0] == (1, first, *rest), "the decoder begins with another token, so this one is said"
+    loaded.model.config.decoder_start_token_id = 1
     with pytest.raises(UsageError, match="no target column found"):
         targets([{"audio": row["audio"], "other": row["text"]} for row in case.rows])
     with pytest.raises(UsageError, match="no audio column found"):
@@ -180,54 +192,6 @@ def test_a_sound_that_is_cut_and_a_transcript_that_is_too_long_are_counted(tmp_p
     ]
     assert max(len(one.targets) for one in study.examples.items) <= 47
     assert study.scores(["importance"]).examples == 4
-
-
-def test_sounds_that_are_too_short_and_too_long(tmp_path: Path) -> None:
-    loaded = open_case(CASES["audio-classification"], tmp_path).study.loaded
-    assert loaded.model.config.conv_kernel == [10, 3]  # at strides of 5 and 2: 20 samples make the first frame
-
-    def made(length: int, rate: int = RATE) -> str:
-        return write(tmp_path / "one.jsonl", [{"audio": sound(length, seed=1, rate=rate), "label": 1}])
-
-    assert len(load_examples(made(20), loaded, DataOptions())) == 1
-    with pytest.raises(DataError, match=r"one.jsonl, row 1: the sound is too short for this model: 19 samples"):
-        load_examples(made(19), loaded, DataOptions())
-    spectra = load(ast(tmp_path / "ast"), LoadOptions())
-    for length, cut in ((6_400, False), (6_500, True)):  # 40 frames of 10 ms
-        (one,) = load_examples(made(length, rate=16_000), spectra, DataOptions()).items
-        assert one.truncated is cut and one.inputs["input_values"].shape == (40, 16)
-
-
-def ast(folder: Path) -> str:
-    sizes = {"hidden_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 31}
-    torch.manual_seed(0)
-    config = ASTConfig(**sizes, max_length=40, num_mel_bins=16, num_labels=3)
-    return save(folder, ASTForAudioClassification(config), ASTFeatureExtractor(num_mel_bins=16, max_length=40))
-
-
-def speech_to_text(folder: Path) -> str:
-    sizes = {"d_model": 40, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 37, "decoder_ffn_dim": 37}
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 53, "decoder_start_token_id": 1}
-    torch.manual_seed(0)
-    config = Speech2TextConfig(**sizes, **heads, input_feat_per_channel=16, conv_channels=22, pad_token_id=0)
-    ear = Speech2TextFeatureExtractor(feature_size=16, num_mel_bins=16)
-    return save(folder, Speech2TextForConditionalGeneration(config), Listener(ear, tokenizer("bart")))
-
-
-@pytest.mark.parametrize("make", [ast, speech_to_text])
-def test_other_kinds_of_ears(make: Any, tmp_path: Path) -> None:
-    rows = [
-        {"audio": sound(length, seed=length, rate=16_000), "label": length % 3, "text": text}
-        for length, text in zip((4_000, 6_000, 8_000, 6_000), texts((3, 2, 4, 1)), strict=True)
-    ]
-    options = StudyOptions(LoadOptions(dtype="float64"))
-    study = Study.open(make(tmp_path / "model"), write(tmp_path / "rows.jsonl", rows), options)
-    assert study.examples is not None and study.examples.labelled and len(study.examples) == 4
-    scores = study.scores(["importance", "sensitivity"])
-    assert all(bool((value > 0).all()) for value in scores.values["importance"].values())
-    few = Study(study.loaded, study.examples, replace(options, batch_size=1)).scores(["importance"])
-    for site, value in few.values["importance"].items():
-        torch.testing.assert_close(scores.values["importance"][site], value, rtol=1e-9, atol=1e-12)
 
 
 def test_the_body_of_a_model_that_hears_gives_embeddings(tmp_path: Path) -> None:

@@ -68,10 +68,19 @@ def hear(encoder: Encoder, row: Row) -> Heard:
         prepared = processor(samples, sampling_rate=rate, return_tensors="pt")
     except RAISED as error:
         raise DataError(f"the sound cannot be prepared: {first_line(error)}") from None
-    inputs = {name: prepared[name][0] for name in ("input_features", "input_values") if name in prepared}
+    inputs = {name: _unpadded(prepared, name) for name in ("input_features", "input_values") if name in prepared}
     _require_frames(encoder, inputs)
     most = _most_seconds(processor)
     return Heard(inputs, max(1, round(len(samples) / rate / STEP)), most is not None and len(samples) / rate > most)
+
+
+def _unpadded(prepared: Mapping[str, Tensor], name: str) -> Tensor:
+    """One input without what the extractor only fills it up with, where it masks places in time, which come first then.
+
+    Those that pair frames (Wav2Vec2-BERT) fill up an odd one, which the model must not attend to.
+    """
+    values, mask = prepared[name][0], prepared.get("attention_mask")
+    return values if mask is None or mask.shape[1] != len(values) else values[mask[0].bool()]
 
 
 def _most_seconds(processor: Any) -> float | None:
@@ -83,11 +92,13 @@ def _most_seconds(processor: Any) -> float | None:
 
 
 def _require_frames(encoder: Encoder, inputs: Mapping[str, Tensor]) -> None:
-    """Refuse a wave of which the convolutions in front of the layers leave nothing.
+    """Refuse a wave of which the convolutions in front of the layers leave nothing, and a spectrum without a frame.
 
     Raises:
         DataError: it is shorter than what they look at.
     """
+    if not all(map(len, inputs.values())):
+        raise DataError("the sound is too short for this model: nothing is left of it but padding")
     kernels, strides = (getattr(encoder.config, name, None) for name in ("conv_kernel", "conv_stride"))
     wave = inputs.get("input_values")
     if wave is None or wave.dim() != 1 or not isinstance(kernels, (list, tuple)) or not strides:
