@@ -10,13 +10,16 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 import torch
+import transformers.masking_utils  # noqa: F401  before the hook, under which Python finds none of it compiled
+import transformers.modeling_utils  # noqa: F401
+import transformers.processing_utils  # noqa: F401
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
 torch.set_num_threads(1)  # tiny models: a second thread only waits
 
 SHAPED = ["headscope.capture", "headscope.losses", "headscope.matrices", "headscope.scores", "headscope.subsets"]
-with install_import_hook(SHAPED, "beartype.beartype"):
+with install_import_hook(SHAPED, "shape_checks.checked"):
     import headscope.capture
     import headscope.losses
     import headscope.matrices
