@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -45,6 +46,12 @@ TEST_FILES = {
     "t5-g2p": "test.jsonl",
     "vit-digits": "test.csv",
 }
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays, so that no later search for garbage looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
