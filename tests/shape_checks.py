@@ -20,10 +20,7 @@ def checked(stub: Callable[..., Any]) -> Callable[..., Any]:
     if code is None or stub.__defaults__ or stub.__kwdefaults__:
         return beartype(stub)
     count = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-    key = (stub.__module__, stub.__qualname__, code.co_varnames, count, *stub.__annotations__.items())
-    try:
-        if key not in _KNOWN:
-            _KNOWN[key] = beartype(stub)
-    except TypeError:  # an annotation without a hash
-        return beartype(stub)
+    key = (stub.__module__, stub.__qualname__, code.co_varnames, count, repr(stub.__annotations__))
+    if key not in _KNOWN:  # annotations are names of the module: what reads the same is the same
+        _KNOWN[key] = beartype(stub)
     return _KNOWN[key]

@@ -49,7 +49,7 @@ HALF = ("importance", "importance_token", "entropy", "confidence", "distance", "
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is run: samples, examples of each to compare, of the proof, of the timed command; whether a large model."""
+    """How much is run: samples, examples to compare of each, of the proof and of the timed command, a large model."""
 
     samples: tuple[str, ...] = tuple(DATA)
     compared: int = 24
