@@ -287,7 +287,7 @@ def test_progress_ends_when_all_is_judged(digits: Sample) -> None:
     assert [done for done, total in told if total == 120] == [20, 40, 60, 80, 100, 120]
 
 
-FEW = ("--limit", 12, "--criterion", "random", "--seed", 5)
+FEW = ("--limit", 16, "--criterion", "random", "--seed", 5)
 
 
 def test_the_command(run: Run, samples: Path, tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_the_command(run: Run, samples: Path, tmp_path: Path) -> None:
     short = [(row["ratio"], row["loss"]) for row in json.loads(other.read_text())["rows"]]
     assert short == [(float(row["ratio"]), float(row["loss"])) for row in bare[:4]]
 
-    given = StudyOptions(data=DataOptions(limit=12, seed=5), seed=5)
+    given = StudyOptions(data=DataOptions(limit=16, seed=5), seed=5)
     data = str(source / "test.csv")
     frame = headscope.curve(str(source), data, criterion="random", compensate=False, options=given)
     found = frame[["criterion", "repair", "heads_removed", "loss"]].itertuples(index=False)
