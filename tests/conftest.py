@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -10,13 +11,16 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 import torch
+import transformers.masking_utils  # noqa: F401  before the hook, under which Python finds none of it compiled
+import transformers.modeling_utils  # noqa: F401
+import transformers.processing_utils  # noqa: F401
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
 torch.set_num_threads(1)  # tiny models: a second thread only waits
 
 SHAPED = ["headscope.capture", "headscope.losses", "headscope.matrices", "headscope.scores", "headscope.subsets"]
-with install_import_hook(SHAPED, "beartype.beartype"):
+with install_import_hook(SHAPED, "shape_checks.checked"):
     import headscope.capture
     import headscope.losses
     import headscope.matrices
@@ -42,6 +46,12 @@ TEST_FILES = {
     "t5-g2p": "test.jsonl",
     "vit-digits": "test.csv",
 }
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays, so that no later search for garbage looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

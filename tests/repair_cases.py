@@ -28,18 +28,18 @@ _CASES = CASES | {
 }
 
 
-def opened(name: str, folder: Path) -> Opened:
+def opened(name: str, folder: Path, count: int = ROWS) -> Opened:
     """A case on more rows of unequal length than its own, opened as a study in float64."""
     case = _CASES[name]
-    lengths = [3 + number * 7 % 10 for number in range(ROWS)]
+    lengths = [3 + number * 7 % 10 for number in range(count)]
     rows: list[dict[str, Any]] = [{"text": text} for text in texts(lengths, seed=5)]
     if "label" in (case.rows or [{}])[0]:
         rows = [row | {"label": number % 3} for number, row in enumerate(rows)]
     if "target" in (case.rows or [{}])[0]:
-        others = texts([2 + number * 5 % 7 for number in range(ROWS)], seed=6)
+        others = texts([2 + number * 5 % 7 for number in range(count)], seed=6)
         rows = [row | {"target": other} for row, other in zip(rows, others, strict=True)]
     if case.task == "image-classification":
-        rows = [pixels(seed) for seed in range(ROWS)]
+        rows = [pixels(seed) for seed in range(count)]
     return open_case(replace(case, rows=rows), folder)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from checkpoints import llama, t5
 from pruning_cases import difference, said
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -21,12 +22,13 @@ from headscope.selection import select
 from headscope.study import Study, StudyOptions
 from headscope.surgery import prune
 
-HEADS = {"vit-digits": "0:0,1;2:3", "llama-gqa-web": "0:0,1;2:4,5", "sentiment-minilm": "0:1,2;3:4"}
+HEADS = {"vit-digits": "0:0,1;2:3", "llama": "0:0,1;1:4,5", "sentiment-minilm": "0:1,2;3:4"}
 
 
 def pruned(samples: Path, sample: str, folder: Path) -> PreTrainedModel:
-    """A sample without a few heads, from a portable checkpoint."""
-    loaded = load(str(samples / sample), LoadOptions(dtype="float32"))
+    """A sample, or a tiny llama, without a few heads, from a portable checkpoint."""
+    place = llama(folder.parent / "whole") if sample == "llama" else samples / sample
+    loaded = load(str(place), LoadOptions(dtype="float32"))
     study = Study(loaded, None, StudyOptions())
     prune(loaded.model, study.sites, select(study, Request(heads=HEADS[sample]), None).plan)
     save_portable(loaded.model, folder)
@@ -76,7 +78,7 @@ def test_adapters(samples: Path, tmp_path: Path) -> None:
     assert difference(said(own_memory(merged), inputs), said(own_memory(again), inputs)) == 0
 
 
-@pytest.mark.parametrize("sample", ["vit-digits", "llama-gqa-web"])
+@pytest.mark.parametrize("sample", ["vit-digits", "llama"])
 def test_compiled_and_exported(samples: Path, tmp_path: Path, sample: str) -> None:
     model = pruned(samples, sample, tmp_path / "pruned")
     inputs = probe_inputs(model)
@@ -88,9 +90,9 @@ def test_compiled_and_exported(samples: Path, tmp_path: Path, sample: str) -> No
         assert torch.allclose(exported(**inputs).logits, plain, atol=1e-4)
 
 
-def test_position_biases_are_compiled_too(samples: Path, tmp_path: Path) -> None:
+def test_position_biases_are_compiled_too(tmp_path: Path) -> None:
     """Cutting a tensor on its way into the attention function leaves one graph."""
-    loaded = load(str(samples / "t5-g2p"), LoadOptions(dtype="float32"))
+    loaded = load(str(t5(tmp_path / "whole")), LoadOptions(dtype="float32"))
     study = Study(loaded, None, StudyOptions())
     plan = select(study, Request(ratio=0.4, criterion="random"), None).plan
     prune(loaded.model, study.sites, plan)

@@ -131,7 +131,7 @@ for name in sys.argv[2:]:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_hang_and_a_crash_cost_one_row_each(jobs: int) -> None:
-    limits = workers.Limits(seconds=5.0, patience=1.0, command=(sys.executable, "-c", WORKER))
+    limits = workers.Limits(seconds=3.0, patience=1.0, command=(sys.executable, "-c", WORKER))
     types = ["a", "hangs", "b", "loops", "crashes", "c"]
     found = {row.model_type: row for row in workers.run(types, jobs, limits)}
     assert {name: row.started for name, row in found.items()} == {

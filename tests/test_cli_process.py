@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from checkpoints import bert, pickled
+from checkpoints import bert, command, pickled
 from conftest import SAMPLES
 from tiny_tokenizers import SIZE, tokenizer
 
@@ -149,26 +149,29 @@ def test_signals(number, code, line, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_compiled_libraries_print_is_not_shown(tmp_path):
-    """A tokenizer may have options that its library does not know, which it prints to stdout as they are."""
+def test_what_compiled_libraries_print_is_not_shown(tmp_path, monkeypatch, capfdbinary):
+    """A tokenizer may have options that its library does not know, which it prints to stdout as they are.
+
+    Past Python, so that only what arrives at the descriptors tells.
+    """
     folder = bert(tmp_path / "model", vocab_size=SIZE)
     tokenizer("bert").save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     extra = {"0": {"content": "[PAD]", "special": True, "evil\x1b]0;title\x07": True}}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"added_tokens_decoder": extra}))
     (tmp_path / "data.txt").write_text("w1 w2\n")
-    code, out, err = finish(start("inspect", folder, "--data", tmp_path / "data.txt", "--dry-run"))
-    assert (code, err) == (0, b"") and out.startswith(b"item,value,unit\n")
-    assert b"\x1b" not in out and b"evil" not in out
+    ran = command(monkeypatch, capfdbinary)("inspect", folder, "--data", tmp_path / "data.txt", "--dry-run")
+    assert (ran.code, ran.err) == (0, "") and ran.out.startswith("item,value,unit\n")
+    assert "\x1b" not in ran.out and "evil" not in ran.out
 
 
 def test_a_bug_is_one_line_too() -> None:
     """What nobody foresaw, raised inside a command in a process of its own: a line that says so, and no traceback."""
     script = (
-        "import sys, headscope.provenance, headscope.cli\n"
-        "def broken(*_): raise ValueError('boom')\n"
-        "headscope.provenance.versions = broken\n"
-        "sys.argv = ['headscope', 'env']\n"
+        "import sys, headscope.survey, headscope.cli\n"
+        "def broken(*_, **__): raise ValueError('boom')\n"
+        "headscope.survey.survey = broken\n"
+        f"sys.argv = ['headscope', 'inspect', {str(LLAMA)!r}, '--by', 'model']\n"
         "headscope.cli.main()\n"
     )
     for debug, traceback in (("", False), ("1", True)):

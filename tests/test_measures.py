@@ -16,7 +16,7 @@ from jaxtyping import install_import_hook
 from torch import Tensor
 
 NAMES = ("pairs", "measures", "circuits", "moments", "row_store", "pair_sums")
-with install_import_hook([f"headscope.{name}" for name in NAMES], "beartype.beartype"):
+with install_import_hook([f"headscope.{name}" for name in NAMES], "shape_checks.checked"):
     import headscope.circuits
     import headscope.measures.cosine
     import headscope.moments

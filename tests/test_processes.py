@@ -1,23 +1,30 @@
-"""The command in several processes: what is refused, how they are started and watched, and that they say one thing."""
+"""The command in several processes: what is refused, how they are started and watched, and that they say one thing.
+
+One test of each kind starts processes from the shell; others fork ranks, as torchrun would start them, which have all
+libraries in memory already.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from checkpoints import Ran, command, refused
 from conftest import SAMPLES
+from rank_cases import spread
 from task_cases import CASES, open_case
 
-from headscope import launching
+from headscope import launching, ranks
+from headscope.cli import _run
 from headscope.cli.talk import Lines, Pace
 from headscope.errors import RankError, UsageError
 from headscope.launching import Standing, standing
@@ -123,7 +130,7 @@ def test_a_line_a_minute_tells_rate_and_time_left() -> None:
 
 def _rows(folder: Path) -> tuple[str, ...]:
     case = CASES["single"]
-    open_case(replace(case, rows=case.rows * 3), folder)
+    open_case(replace(case, rows=case.rows * 2), folder)
     return (str(folder / "model"), "--data", str(folder / "rows.jsonl"), "--batch-size", "1", "--dtype", "float32")
 
 
@@ -133,38 +140,53 @@ def _begin(*words: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]
     return subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=settings)
 
 
+def _in_ranks(*words: object, folder: Path) -> Sequence[Ran]:
+    """The command in two forked ranks, by the environment that a launcher gives them."""
+
+    def told(place: Standing) -> Ran:
+        ranks.SILENCE = 60.0  # none is to die
+        out, err = io.TextIOWrapper(io.BytesIO(), write_through=True), io.StringIO()
+        sys.argv, sys.stdout, sys.stderr = ["headscope", *map(str, words)], out, err
+        code = _run()
+        return Ran(code, out.buffer.getvalue().decode(), err.getvalue())
+
+    ended = spread(2, told, folder, patience=60.0, limit=240.0)
+    assert [one.error for one in ended] == ["", ""]
+    return [one.given for one in ended]
+
+
 def test_two_processes_write_the_bytes_of_one(run: Run, tmp_path: Path) -> None:
     words = ("inspect", *_rows(tmp_path), "--measures", "importance,attention,ablation,only")
     process = _begin(*words, "--processes", "2", "--work", str(tmp_path / "work"))
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
-    assert err.count("21 examples") == 1, "rank 0 alone speaks"
+    assert err.count("14 examples") == 1, "rank 0 alone speaks"
     assert out == run(*words).out
-    assert len(list((tmp_path / "work").iterdir())) == 12, "passes with gated heads, and the one for the other measures"
+    assert len(list((tmp_path / "work").iterdir())) == 8, "passes with gated heads, and the one for the other measures"
 
 
 def test_two_processes_evaluate_as_one_and_rank_0_times_alone(run: Run, tmp_path: Path) -> None:
     place, *rest = _rows(tmp_path)
     words, kept = ("evaluate", place, place, *rest), tmp_path / "work"
     timed = ("--speed", "--speed-batches", "1", "--tokens", "8", "--columns", "model,loss,metric,divergence,latency_ms")
-    process = _begin(*words, *timed, "--processes", "2", "--work", str(kept))
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    assert err.count("95 % intervals") == 1, "rank 0 alone speaks"
-    assert err.count("timed by rank 0 alone, after all others had ended, threads: 1") == 1
+    first, second = _in_ranks(*words, *timed, "--work", kept, folder=tmp_path)
+    assert first.code == second.code == 0, first.err + second.err
+    assert first.err.count("95 % intervals") == 1 and (second.out, second.err) == ("", ""), "rank 0 alone speaks"
+    assert first.err.count("timed by rank 0 alone, after all others had ended, threads: 1") == 1
     alone = run(*words, "--columns", "model,loss,metric,divergence")
-    assert [line.rpartition(",")[0] for line in out.splitlines()] == alone.out.splitlines()
-    assert all(float(line.rpartition(",")[2]) > 0 for line in out.splitlines()[1:])
+    assert [line.rpartition(",")[0] for line in first.out.splitlines()] == alone.out.splitlines()
+    assert all(float(line.rpartition(",")[2]) > 0 for line in first.out.splitlines()[1:])
     done = {path: path.stat().st_mtime_ns for path in sorted(kept.iterdir())}
     (last := list(done)[-1]).unlink()
     assert run(*words, "--work", kept).out == run(*words).out
-    assert [path for path in done if path.stat().st_mtime_ns != done[path]] == [last] and len(done) == 6
+    assert [path for path in done if path.stat().st_mtime_ns != done[path]] == [last] and len(done) == 4
 
 
 def _files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.usefixtures("in_process")
 def test_two_processes_write_the_checkpoint_of_one(run: Run, tmp_path: Path) -> None:
     words, kept = (
         ("prune", *_rows(tmp_path), "--ratio", "0.3", "--rounds", "2", "--criterion", "ablation"),
@@ -172,14 +194,13 @@ def test_two_processes_write_the_checkpoint_of_one(run: Run, tmp_path: Path) -> 
     )
     one = run(*words, "-o", tmp_path / "one")
     assert one.code == 0, one.err
-    process = _begin(*words, "-o", str(tmp_path / "two"), "--processes", "2", "--work", str(kept))
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    assert out == one.out and _files(tmp_path / "two") == _files(tmp_path / "one")
-    assert err.count("heads") == one.err.count("heads"), "rank 0 alone speaks"
+    first, second = _in_ranks(*words, "-o", tmp_path / "two", "--work", kept, folder=tmp_path)
+    assert first.code == second.code == 0, first.err + second.err
+    assert first.out == one.out and _files(tmp_path / "two") == _files(tmp_path / "one")
+    assert first.err.count("heads") == one.err.count("heads") and not second.out + second.err, "rank 0 alone speaks"
     done = {path: path.stat().st_mtime_ns for path in sorted(kept.iterdir())}
     (last := list(done)[-1]).unlink()
-    assert run(*words, "-o", tmp_path / "three", "--work", kept).out == out
+    assert run(*words, "-o", tmp_path / "three", "--work", kept).out == one.out
     assert [path for path in done if path.stat().st_mtime_ns != done[path]] == [last]
     assert {path.name[:6] for path in done} == {"pass-1", "pass-2"}, "of later rounds, nothing"
     assert _files(tmp_path / "three") == _files(tmp_path / "one")
@@ -237,6 +258,7 @@ def test_b110_the_command_says_which_rank_was_killed_and_goes_on(run: Run, tmp_p
     assert run(*words, "--work", kept).out == run(*words).out
 
 
+@pytest.mark.slow  # `.ci/run` asks for it by name
 def test_the_script_for_gpus_runs_on_a_cpu_in_a_reduced_form(tmp_path: Path) -> None:
     script = Path(__file__).parent / "gpu" / "run.sh"
     ran = subprocess.run([script, "--device", "cpu"], env=os.environ | {"OUT": str(tmp_path)}, capture_output=True)

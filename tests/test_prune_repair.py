@@ -48,12 +48,12 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("sample", "file", "options"),
     [
-        ("vit-digits", "dev.csv", ("--limit", 120, "--ratio", 0.4)),
-        ("llama-gqa-web", "dev.jsonl", ("--limit", 16, "--max-length", 48, "--ratio", 0.25, "--unit", "auto")),
+        ("vit-digits", "dev.csv", ("--limit", 90, "--ratio", 0.4)),
+        ("llama-gqa-web", "dev.jsonl", ("--limit", 12, "--max-length", 32, "--ratio", 0.25, "--unit", "auto")),
         (
             "llama-gqa-web",
             "dev.jsonl",
-            ("--limit", 16, "--max-length", 48, "--ratio", 0.3, "--unit", "head", "--layout", "masked"),
+            ("--limit", 12, "--max-length", 32, "--ratio", 0.3, "--unit", "head", "--layout", "masked"),
         ),
         pytest.param("sentiment-minilm", "dev.jsonl", ("--limit", 256, "--ratio", 0.5), marks=pytest.mark.slow),
         pytest.param("t5-g2p", "dev.jsonl", ("--limit", 40, "--ratio", 0.4), marks=pytest.mark.slow),
@@ -98,10 +98,10 @@ def _layout(options: tuple[object, ...]) -> tuple[object, ...]:
 def test_the_checkpoint_is_the_model_that_was_judged(run: Run, samples: Path, tmp_path: Path) -> None:
     """By hand: the repair of the same plan from the same part of the data, on the gated whole model."""
     source, target = samples / "vit-digits", tmp_path / "pruned"
-    given = ("--data", source / "dev.csv", "--limit", 100, "--heads", "0:0,2;1:1,3;2:1,2;3:0,5")
+    given = ("--data", source / "dev.csv", "--limit", 40, "--heads", "0:0,2;1:1,3;2:1,2;3:0,5")
     ran = run("prune", source, *given, "-o", target)
     assert ran.code == 0 and "learned these images by heart" in ran.err
-    options = StudyOptions(data=DataOptions(limit=100))
+    options = StudyOptions(data=DataOptions(limit=40))
     loaded = load(str(source), options.load)
     choosing, _ = held_out(load_examples(str(source / "dev.csv"), loaded, options.data), 0)
     study = Study(loaded, choosing, options)
@@ -133,7 +133,7 @@ def test_repair_never_sees_what_judges(samples: Path, tmp_path: Path, monkeypatc
     for name in ("fit", "refitted"):
         monkeypatch.setattr(mending, name, noted(getattr(mending, name)))
     source = samples / "vit-digits"
-    options = StudyOptions(data=DataOptions(limit=60))
+    options = StudyOptions(data=DataOptions(limit=24))
     done = headscope.prune(str(source), str(source / "dev.csv"), tmp_path / "x", ratio=0.3, options=options)
     assert done.plan.criterion in candidates(labelled=True), "auto was measured"
     loaded = load(str(source), options.load)
@@ -187,7 +187,7 @@ def digits(samples: Path, limit: int) -> tuple[Study, Study]:
 
 def test_limits_are_kept_by_the_repaired_model(samples: Path) -> None:
     """With repair more heads go within the same limit, or as many."""
-    study, judging = digits(samples, 120)
+    study, judging = digits(samples, 80)
     request = Request(max_loss_increase=0.05, criterion="joint-fisher")
     counts: list[int] = []
     for mender in (None, Mender(study)):
@@ -203,7 +203,7 @@ def test_limits_are_kept_by_the_repaired_model(samples: Path) -> None:
 
 
 def test_rounds_score_the_repaired_model(samples: Path) -> None:
-    study, _ = digits(samples, 100)
+    study, _ = digits(samples, 50)
     request = Request(ratio=0.5, rounds=2, criterion="importance")
     mender = Mender(study)
     bare, mended = select(study, request, None), select(study, request, None, mender=mender)

@@ -63,7 +63,7 @@ def sentiment(samples: Path) -> Study:
 
 @pytest.fixture(scope="module")
 def digits(samples: Path) -> Study:
-    return study_of(samples / "vit-digits", samples / "vit-digits" / "test.csv", limit=60)
+    return study_of(samples / "vit-digits", samples / "vit-digits" / "test.csv", limit=36)
 
 
 def test_heads_by_name_and_by_number(tmp_path: Path) -> None:

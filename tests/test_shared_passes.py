@@ -14,7 +14,7 @@ import torch
 from rank_cases import forked
 from safetensors.torch import load_file, save_file
 from task_cases import CASES, Opened, open_case
-from test_shares import COPIES, _fingerprint, numbers, same_bits, study_of
+from test_shares import _fingerprint, numbers, same_bits, study_of
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -30,6 +30,8 @@ from headscope.study import Study
 from headscope.work import WorkFolder
 
 MEASURES = ("ablation", "only", "importance")
+COPIES = 2
+"""Each row of a case stands so often in the data: 14 examples, four units of four at one example a batch."""
 METRICS = {"single": "accuracy", "regression": "pearson", "causal-llama": "perplexity"}
 """Cases whose metric is made of counts, of all examples' predictions, and of losses."""
 
@@ -94,8 +96,8 @@ def test_finished_rows_are_read_and_not_run(
     units = [load_file(path) for path in sorted(tmp_path.glob("pass-1-*"))]
     for kind in ("ablated", "alone"):
         counts = [len(unit[f"{kind}/numbers"]) for unit in units]
-        assert counts == [4, 4, 4, 4, 4, 1], "each unit holds its own examples alone"
-    state["ablated/rows"][0] += 21.0
+        assert counts == [4, 4, 4, 2], "each unit holds its own examples alone"
+    state["ablated/rows"][0] += 7.0 * COPIES
     save_file(state, first, metadata={"fingerprint": json.dumps(_fingerprint(first))})
     for path in tmp_path.glob("pass-2-*"):
         path.unlink()
@@ -119,7 +121,7 @@ def test_notes_come_once_and_every_run_is_a_step(opened: dict[str, Opened], monk
 
 def test_a_budget_is_for_one_process_that_keeps_nothing(opened: dict[str, Opened], tmp_path: Path) -> None:
     share = Share(work=WorkFolder(tmp_path / "work"))
-    for study in (study_of(opened["single"], share, budget=14), study_of(opened["single"], share, budget=20)):
+    for study in (study_of(opened["single"], share, budget=9), study_of(opened["single"], share, budget=13)):
         with pytest.raises(UsageError, match="draws from all examples as it goes") as caught:
             study.scores(["ablation"])
         assert "exact ablation" in str(caught.value.hint)
@@ -251,7 +253,7 @@ def test_judgements_are_shared_kept_and_resumed(opened: dict[str, Opened], other
     for one in forked(2, job, tmp_path):
         assert one.error == "" and same_bits(one.given, wanted)
     files = sorted((tmp_path / "work").iterdir())
-    assert len(files) == 6
+    assert len(files) == 4
     for path in files[::2]:
         path.unlink()
     kept = files[1].stat().st_mtime_ns

@@ -257,7 +257,7 @@ def test_matrix_and_clusters(run: Run, tmp_path: Path) -> None:
         assert all({row[0]: row[1] for row in rows}[medoid] == cluster for _, cluster, medoid in rows)
 
 
-def test_two_models_are_matched(run: Run, tmp_path: Path, own_modules: None) -> None:
+def test_two_models_are_matched(run: Run, tmp_path: Path, in_process: None) -> None:
     """A pruned model's heads in front of what was cut are the original's, and all are matched to themselves."""
     source, data = paths("vit-digits")
     assert run("prune", source, "--heads", "0:1,2;3:0", "-o", tmp_path / "less").code == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,14 +149,12 @@ def test_models_are_timed_on_batches_of_the_size_asked_for(
     handle.remove()
 
 
-def test_the_benchmark_runs(tmp_path: Path) -> None:
+def test_the_benchmark_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """On a small model: what it says of BERT-base is for a quiet machine."""
-    import subprocess
-    import sys
-
     script = Path(__file__).parent / "benchmarks" / "speed.py"
     words = ["--layers", "1", "--tokens", "16", "--batches", "1,2", "--seconds", "0.1"]
-    ran = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, timeout=120, check=True)
-    lines = ran.stdout.splitlines()
+    monkeypatch.setattr(sys, "argv", [str(script), *words])
+    runpy.run_path(str(script), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[-2:]] == ["1", "2"]
     assert "predicted" in lines[-3]

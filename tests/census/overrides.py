@@ -107,6 +107,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "lightglue": {"depth_confidence": 1.0},
     "minicpm_ocr|minicpmv4_6|minicpmv4_7": {"image_token_id": 20, "insert_layer_id": 0},
     "minicpm_ocr": {"downsample_mode": "16x"},
+    "pegasus_x": {"block_size": 8, "num_global_tokens": 4},
+    "perceiver": {"num_self_attends_per_block": 2},
     "phi4_multimodal": {
         "audio_config.nemo_final_size": DROP,
         "audio_config.ext_pw_out_channel": 64,
@@ -129,7 +131,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "mamba2": {"head_dim": 32},
     "mistral4": {"head_dim": 16},
+    "longt5": {"local_radius": 3, "global_block_size": 2},
+    "mobilevit": {
+        "hidden_sizes": [16, 32, 64],
+        "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 64],
+        "aspp_out_channels": 16,
+    },
     "mobilevitv2": {"image_size": 256},
+    "segformer": {"hidden_sizes": [16, 32, 64, 64], "num_attention_heads": [2, 2, 4, 4]},
     "moonshine_streaming": {"num_key_value_heads": 4},
     "nemotron": {"num_key_value_heads": 2},
     "qwen(2_5|3)_omni\\w*_thinker": {"vision_start_token_id": 30, "vision_end_token_id": 31},

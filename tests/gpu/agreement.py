@@ -49,15 +49,16 @@ HALF = ("importance", "importance_token", "entropy", "confidence", "distance", "
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is run: samples, examples of each to compare, examples of the timed command, seconds for a large one."""
+    """How much is run: samples, examples to compare of each, of the proof and of the timed command, a large model."""
 
     samples: tuple[str, ...] = tuple(DATA)
     compared: int = 24
+    proved: int = 32
     timed: int = 512
     large: bool = True
 
 
-REDUCED = Extent(("vit-digits",), compared=6, timed=16, large=False)
+REDUCED = Extent(("vit-digits",), compared=6, proved=8, timed=16, large=False)
 
 
 def options(device: str, dtype: str, limit: int) -> StudyOptions:
@@ -98,7 +99,7 @@ def agreement(name: str, device: str, limit: int) -> dict[str, dict[str, float]]
     return found
 
 
-def proof(device: str) -> dict[str, Any]:
+def proof(device: str, limit: int) -> dict[str, Any]:
     """The proof of a checkpoint that was pruned on the device; it is written to a temporary folder."""
     sample = SAMPLES / "vit-digits"
     with tempfile.TemporaryDirectory() as folder:
@@ -107,7 +108,7 @@ def proof(device: str) -> dict[str, Any]:
             str(sample / "dev.csv"),
             Path(folder) / "smaller",
             ratio=0.3,
-            options=options(device, "auto", 32),
+            options=options(device, "auto", limit),
         )
         return {"passed": done.verification.passed, "checks": done.verification.as_dict()}
 
@@ -203,7 +204,7 @@ def main() -> None:
         "device": "cpu" if chosen.device == "cpu" else torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "agreement": {name: agreement(name, chosen.device, extent.compared) for name in extent.samples},
-        "proof": proof(chosen.device),
+        "proof": proof(chosen.device, extent.proved),
     }
     found["failures"] = [
         f"{name}, {dtype}: {title} is off by {gap:.2g}, allowed {TOLERANCES[dtype]:.2g}"
