@@ -365,10 +365,15 @@ def test_b115_a_rank_asleep_is_named_after_the_timeout(opened: Opened, tmp_path:
 def test_b110_a_run_that_its_launcher_ends_names_the_rank_that_died_before(opened: Opened, tmp_path: Path) -> None:
     """A launcher ends the others as soon as one is killed, long before that one's silence is noticed."""
 
+    dead = tmp_path / "dead"
+
     def job(ranks: Ranks) -> None:
         def stop(done: int, total: int) -> None:
             if ranks.rank == 1:
+                dead.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+            while not dead.exists():
+                time.sleep(0.01)
             raise KeyboardInterrupt
 
         study_of(opened, Share(ranks)).scores(MEASURES, progress=stop)
