@@ -10,7 +10,7 @@ import torch
 from conftest import SAMPLES, TEST_FILES
 from torch import Tensor
 from transformers import PreTrainedModel
-from zoo import SPECIMENS
+from zoo import FAST, SPECIMENS
 
 import headscope.patterns
 import headscope.tiles
@@ -95,8 +95,14 @@ def check(site: Site, found: dict[str, Tensor], maps: Tensor, inputs: dict[str, 
         assert not absent, f"{site.id} measures {absent} without positions for it"
 
 
-@pytest.mark.parametrize("name", [*TEXT, *PAIRS, *PICTURES])
-@pytest.mark.parametrize("way", ["blocks", "whole", "tiles"])
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        pytest.param(way, name, marks=[pytest.mark.slow] * (way != "tiles" and name not in FAST))
+        for way in ("blocks", "whole", "tiles")
+        for name in (*TEXT, *PAIRS, *PICTURES)
+    ],
+)
 def test_statistics_equal_loops_over_own_maps(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     specimen = SPECIMENS[name]
     model = specimen.build()

@@ -73,7 +73,7 @@ def harm(case: Opened, site: SiteId, number: int, token: int, errors: Tensor) ->
     return float((plain.exp() * gaps).sum(dim=2).mean())
 
 
-@pytest.mark.parametrize("name", ["single", "causal-llama"])
+@pytest.mark.parametrize("name", ["single", pytest.param("causal-llama", marks=pytest.mark.slow)])
 def test_weights_follow_the_harm_that_small_random_errors_do(cases: Any, name: str, monkeypatch: Any) -> None:
     """With very many draws the part beyond the even share is the expected divergence itself, up to one factor."""
     monkeypatch.setattr("headscope.output_moments.MOST_DRAWS", 200)

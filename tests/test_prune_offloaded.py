@@ -132,14 +132,16 @@ def same_files(first: Path, second: Path) -> list[str]:
     ("make", "heads", "layout", "shards"),
     [
         (llama, "0:0,1;1:2,3", "native", "6KB"),
-        (llama, "0:0,1,2,3,4,5;1:2,3", "portable", "5GB"),  # and a layer without heads
+        pytest.param(
+            llama, "0:0,1,2,3,4,5;1:2,3", "portable", "5GB", marks=pytest.mark.slow
+        ),  # and a layer without heads
         (bert, "0:1,2;1:0", "masked", "3KB"),
-        (bert, "0:0,1,2,3,4;1:3", "portable", "5GB"),
+        pytest.param(bert, "0:0,1,2,3,4;1:3", "portable", "5GB", marks=pytest.mark.slow),
         (gpt2, "0:1;1:0,3", "masked", "8KB"),
         (gpt2, "0:1", "portable", "5GB"),
         (t5, "encoder.self.0.1", "masked", "5GB"),
         (t5, "decoder.cross.0.2", "portable", "1KB"),
-        (vit, "0:1;1:2,4", "masked", "3KB"),
+        pytest.param(vit, "0:1;1:2,4", "masked", "3KB", marks=pytest.mark.slow),
         (mixtral, "0:0,1;1:2,3", "native", "6KB"),
     ],
 )

@@ -50,10 +50,11 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     [
         ("vit-digits", "dev.csv", ("--limit", 90, "--ratio", 0.4)),
         ("llama-gqa-web", "dev.jsonl", ("--limit", 12, "--max-length", 32, "--ratio", 0.25, "--unit", "auto")),
-        (
+        pytest.param(
             "llama-gqa-web",
             "dev.jsonl",
             ("--limit", 12, "--max-length", 32, "--ratio", 0.3, "--unit", "head", "--layout", "masked"),
+            marks=pytest.mark.slow,
         ),
         pytest.param("sentiment-minilm", "dev.jsonl", ("--limit", 256, "--ratio", 0.5), marks=pytest.mark.slow),
         pytest.param("t5-g2p", "dev.jsonl", ("--limit", 40, "--ratio", 0.4), marks=pytest.mark.slow),

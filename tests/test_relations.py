@@ -145,7 +145,14 @@ def naive(study: Study, trees: list[Tree]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("way", ["whole", "blocks", "tiles"])
 @pytest.mark.parametrize(
     ("name", "form"),
-    [("bert", "bert"), ("albert", "bert"), ("deberta-v2", "bert"), ("llama", "llama"), ("gpt2", "gpt2"), ("t5", "t5")],
+    [
+        ("bert", "bert"),
+        pytest.param("albert", "bert", marks=pytest.mark.slow),
+        ("deberta-v2", "bert"),
+        ("llama", "llama"),
+        pytest.param("gpt2", "gpt2", marks=pytest.mark.slow),
+        ("t5", "t5"),
+    ],
 )
 def test_report_equals_loops_over_own_maps(
     name: str, form: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

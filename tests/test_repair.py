@@ -30,7 +30,8 @@ from headscope.plan import Plan
 from headscope.repair import Fitting, Repair, applied, fit, refitted, write
 from headscope.surgery import prune, silence_heads
 
-NAMES = ["single", "causal-llama", "causal-gpt2", "seq2seq-t5", "seq2seq-bart", "image-classification", "masked-albert"]
+NAMES = ["single", "causal-llama", "causal-gpt2", "seq2seq-t5", "image-classification", "masked-albert"]
+NAMED = [*NAMES, pytest.param("seq2seq-bart", marks=pytest.mark.slow)]
 """With and without bias, groups, Conv1D, cross attention, images, one module for all layers."""
 RIDGE = 0.1
 
@@ -64,7 +65,7 @@ def weights(model: torch.nn.Module) -> dict[str, tuple[int, Tensor]]:
     return {name: (value.data_ptr(), value.clone()) for name, value in model.state_dict(keep_vars=False).items()}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMED)
 def test_a_repair_is_least_squares_on_stored_activations(cases: Any, name: str) -> None:
     case, plan, found = cases(name)
     plainly = Plainly(case, plan)
@@ -134,7 +135,7 @@ def test_applied_is_put_back_bit_for_bit(cases: Any, name: str) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("masked", [False, True])
 def test_written_into_the_smaller_model_it_says_what_the_masked_one_says(cases: Any, name: str, masked: bool) -> None:
     case, plan, found = cases(name)
@@ -254,7 +255,7 @@ def test_a_mender_fits_a_plan_once_and_mends_gated_models(cases: Any, monkeypatc
     assert mender.repair(plan) is not None
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMED)
 def test_refitted_it_is_least_squares_on_all_examples(cases: Any, name: str) -> None:
     case, plan, found = cases(name)
     everything = refitted(case.study, plan, found, original=Original(case.study, streams=False))

@@ -16,3 +16,7 @@ SENSES = (
     *("m2m_100", "time_series_transformer", "patchtst", "decision_transformer", "layoutlmv3"),
 )
 """Pairs of an encoder and a decoder, and models of sounds, images, several senses, series and actions."""
+LONG = frozenset(
+    ("pegasus_x", "longt5", "led", "swinv2", "segformer", "mobilevit", "detr", "sam", "qwen2_5_vl", "mllama")
+)
+"""Those of them that take more than two seconds and stand beside others of their structure: in the slow run only."""
