@@ -134,6 +134,33 @@ def _rows(folder: Path) -> tuple[str, ...]:
     return (str(folder / "model"), "--data", str(folder / "rows.jsonl"), "--batch-size", "1", "--dtype", "float32")
 
 
+WATCHED = """
+import runpy, sys
+from headscope import launching
+
+def start(command, count):
+    print(command[3:], count, *sorted({"torch", "transformers", "pandas"} & sys.modules.keys()))
+    sys.exit()
+
+launching.start, sys.argv = start, ["headscope", *sys.argv[1:]]
+runpy.run_module("headscope", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("command_of", ["inspect", "similarity", "evaluate", "prune"])
+def test_the_process_that_only_watches_imports_no_torch(command_of: str, tmp_path: Path) -> None:
+    more = {
+        "inspect": ("--measures", "importance", "--columns", "head,importance"),
+        "prune": ("--ratio", "0.3", "-o", str(tmp_path / "out")),
+    }
+    words = [command_of, str(VIT), *map(str, DATA), "--processes", "3", *more.get(command_of, ())]
+    ran = subprocess.run([sys.executable, "-c", WATCHED, *words], capture_output=True, text=True, timeout=120)
+    assert (ran.stdout, ran.stderr) == (f"{words} 3\n", "")
+    wrong = [*words[:1], str(tmp_path), *words[2:]]
+    ran = subprocess.run([sys.executable, "-c", WATCHED, *wrong], capture_output=True, text=True, timeout=120)
+    assert ran.stdout == "" and "no config.json" in ran.stderr, "and starts nothing for what is no model"
+
+
 def _begin(*words: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     settings = os.environ | {"OMP_NUM_THREADS": "1"}
     start = [sys.executable, "-m", *(launcher or ("headscope",)), *words]

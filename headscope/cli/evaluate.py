@@ -42,6 +42,7 @@ def evaluate(
     if data is None:
         raise UsageError("evaluate needs data", hint="give --data FILE")
     given.check_outputs()
+    processes.fan_out(given, models)
     _foresee(given, metric, speed)
     for model in models:
         replace(given, model=model).check_model()
@@ -52,7 +53,6 @@ def evaluate(
 
         given.report(outlay(models, data, given.study_options(), metric=metric, speed=timed), talk)
         return
-    processes.fan_out(given)
     from headscope.comparison import judge_models
     from headscope.comparison_picture import comparison_picture
 

@@ -76,13 +76,12 @@ def inspect(
     if annotations is not None and not given.dry_run:
         relations.report(given, talk)
         return
+    processes.fan_out(given)
     _foresee(given, by, chosen, check, structure)
     given.check_model()
     if check and not given.dry_run:
         _check(given, talk)
         return
-    if not given.dry_run:
-        processes.fan_out(given)
     table = _table(given, talk, by, chosen, structure=structure, tokens=length)
     plain = by == "model" or structure
     picture = None if plain or given.dry_run else head_picture(table)

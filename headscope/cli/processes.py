@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -75,14 +76,20 @@ def consider(given: Settings) -> None:
         require_folder(raw["work"])
 
 
-def fan_out(given: Settings) -> None:
+def fan_out(given: Settings, models: Sequence[str] = ()) -> None:
     """With --processes, start them and leave with their exit code when they are done; else go on.
+
+    Called before anything imports torch, so that the process that only watches is small and the others start at once;
+    what it refuses by then, and `models` that are none (that of `given` by default), needs no process to be refused.
 
     Raises:
         RankError: one was killed.
+        HeadscopeError: there is no such model.
     """
-    if given.standing.world > 1 or given.processes == 1:
+    if given.standing.world > 1 or given.processes == 1 or given.dry_run:
         return
+    for model in models or [given.model]:
+        replace(given, model=model).check_model()
     ranks = launching.start(launching.this_command(), given.processes)
     raise typer.Exit(launching.watch(ranks, hint=_hint(given)))
 

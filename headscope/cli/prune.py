@@ -114,6 +114,7 @@ def prune(
         given = as_curve(given)
         show_curve(given, _options(given))
         return
+    processes.fan_out(given)
     options = _options(given)
     given.check_outputs()
     output = None if given.dry_run else folder
@@ -130,7 +131,6 @@ def prune(
 
     if not given.dry_run:
         given.require_columns([column.name for column in PRUNE_COLUMNS])
-        processes.fan_out(given)
     libraries, start = resident(), time.monotonic() - began
     with talk.progress() as progress:
         with processes.sharing(given) as share:

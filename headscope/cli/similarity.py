@@ -67,8 +67,9 @@ def similarity(
         return
     processes.consider(given)
     given.check_outputs()
-    question = _question(given)
     models = [model] if other is None else [model, other]
+    processes.fan_out(given, models)
+    question = _question(given)
     for name in models:
         replace(given, model=name).check_model()
     if given.dry_run:
@@ -79,7 +80,6 @@ def similarity(
     from headscope import similarity_report as reports
     from headscope.likeness import compare_heads, open_party
 
-    processes.fan_out(given)
     talk = given.talk
     with processes.sharing(given) as share:
         party = open_party(models, data, given.study_options())
