@@ -78,7 +78,7 @@ def test_adapters(samples: Path, tmp_path: Path) -> None:
     assert difference(said(own_memory(merged), inputs), said(own_memory(again), inputs)) == 0
 
 
-@pytest.mark.parametrize("sample", ["vit-digits", "llama"])
+@pytest.mark.parametrize("sample", [pytest.param("vit-digits", marks=pytest.mark.slow), "llama"])
 def test_compiled_and_exported(samples: Path, tmp_path: Path, sample: str) -> None:
     model = pruned(samples, sample, tmp_path / "pruned")
     inputs = probe_inputs(model)

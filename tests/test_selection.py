@@ -124,7 +124,7 @@ def test_the_lowest_scores_go(sentiment: Study) -> None:
     ]
 
 
-@pytest.mark.parametrize("repair", [False, True])
+@pytest.mark.parametrize("repair", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_auto_is_the_candidate_that_diverges_least(digits: Study, repair: bool) -> None:
     """Each one's own plan, with its repair where there is to be one, on examples that choose but do not fit."""
     mender = Mender(digits) if repair else None

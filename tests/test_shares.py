@@ -358,8 +358,8 @@ def test_b115_a_rank_asleep_is_named_after_the_timeout(opened: Opened, tmp_path:
 
         study_of(opened, Share(ranks)).scores(MEASURES, progress=sleep)
 
-    first, _ = forked(2, job, tmp_path, timeout=6.0)
-    assert first.error.startswith("RankError: rank 1 stands still: it took no step for 6 s (--timeout)")
+    first, _ = forked(2, job, tmp_path, timeout=4.0)
+    assert first.error.startswith("RankError: rank 1 stands still: it took no step for 4 s (--timeout)")
 
 
 def test_b110_a_run_that_its_launcher_ends_names_the_rank_that_died_before(opened: Opened, tmp_path: Path) -> None:
