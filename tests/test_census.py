@@ -129,7 +129,7 @@ for name in sys.argv[2:]:
 """
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_hang_and_a_crash_cost_one_row_each(jobs: int) -> None:
     limits = workers.Limits(seconds=3.0, patience=1.0, command=(sys.executable, "-c", WORKER))
     types = ["a", "hangs", "b", "loops", "crashes", "c"]

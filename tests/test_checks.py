@@ -7,7 +7,7 @@ import pytest
 import torch
 from checkpoints import BERT_QUERY, bert, command, configure, llama, refused, rewrite
 from conftest import SAMPLES, TEST_FILES
-from zoo import SPECIMENS
+from zoo import FAST, SPECIMENS
 
 from headscope import inspection
 from headscope.checks import check, failures
@@ -219,7 +219,7 @@ def test_survey_of_samples_agrees_with_the_loaded_model(name):
         assert same(quick, loaded)
 
 
-@pytest.mark.parametrize("name", sorted(SPECIMENS))
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in FAST)) for one in SPECIMENS])
 def test_survey_of_the_zoo_agrees_with_the_loaded_model(name, tmp_path):
     folder = saved(name, tmp_path)
     assert has_safetensors(folder)

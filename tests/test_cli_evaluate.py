@@ -372,6 +372,7 @@ def test_sites_are_found_once_a_model(run: Run, monkeypatch) -> None:
     assert len(found) == 2
 
 
+@pytest.mark.slow
 def test_piped_it_is_csv_in_a_process_of_its_own() -> None:
     words = [sys.executable, "-m", "headscope", "evaluate", DIGITS, "--data", "-", "--limit", "5"]
     with (DIGITS / "test.csv").open() as file:

@@ -141,7 +141,7 @@ def test_signals(number, code, line, tmp_path):
     words = ["inspect", SAMPLES / "sentiment-minilm", "--data", "-", "-o", output]
     process = start(*words, stdin=read)
     os.close(read)
-    time.sleep(2 if number == "SIGINT" else 8)  # while libraries are imported; while standard input is awaited
+    time.sleep(2 if number == "SIGINT" else 6)  # while libraries are imported; while standard input is awaited
     process.send_signal(getattr(signal, number))
     found, out, err = finish(process)
     os.close(write)

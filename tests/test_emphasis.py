@@ -117,7 +117,11 @@ def test_tokens_that_were_not_there_have_the_even_share() -> None:
 
 
 @pytest.mark.usefixtures("few_draws")
-@pytest.mark.parametrize("name", [*NAMES[:-1], pytest.param("seq2seq-bart", marks=pytest.mark.slow), "causal-gpt2"])
+@pytest.mark.parametrize(
+    "name",
+    ["single", "causal-llama", "causal-gpt2", "image-classification"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("seq2seq-t5", "seq2seq-bart")],
+)
 def test_runs_that_go_on_where_they_stopped_fit_the_same_weights(cases: Any, name: str) -> None:
     case = cases(name)
     study, sites = case.study, case.study.sites

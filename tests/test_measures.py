@@ -114,6 +114,7 @@ def sentiment() -> tuple[PreTrainedModel, list[dict[str, Any]]]:
     return study.loaded.model.double(), [batch.inputs for batch in study.examples.batches(3, tokens=0)]
 
 
+@pytest.mark.slow
 def test_measures_equal_loops_on_the_sentiment_sample(sentiment: Any) -> None:
     model, batches = sentiment
     space = space_of(model)

@@ -271,6 +271,7 @@ def test_a_dry_run_counts_the_passes(measures: list[str], passes: int) -> None:
     assert {row["item"]: row["value"] for row in table.rows}["passes"] == passes
 
 
+@pytest.mark.slow
 def test_every_head_of_the_sentiment_sample_has_a_loss() -> None:
     folder = SAMPLES / "sentiment-minilm"
     options = StudyOptions(LoadOptions(dtype="float32"), DataOptions(limit=8, max_length=12))

@@ -170,7 +170,7 @@ def test_files_are_those_of_the_model_in_memory(
     assert len(streamed) == 1 and ("model.safetensors.index.json" in names) is (shards != "5GB")
 
 
-@pytest.mark.parametrize("dtype", ["auto", "float64"])
+@pytest.mark.parametrize("dtype", ["auto", pytest.param("float64", marks=pytest.mark.slow)])
 def test_weights_in_bfloat16_stay_as_they_are(dtype: str, tmp_path: Path) -> None:
     """Whatever format the model was measured in, and with it the note that says so."""
     source = llama(tmp_path / "whole")
