@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import tempfile
 import time
 from collections import Counter
@@ -225,12 +226,12 @@ def _ties(sites: Sequence[Site]) -> list[str]:
 
 
 def _told(error: BaseException) -> str:
-    """An error's kind and first line; of a package that is absent only that."""
+    """An error's kind and first line, without where a module lies; of a package that is absent only that."""
     if isinstance(error, ImportError):
         words = str(error).split()
         name = next((words[place - 1] for place, word in enumerate(words) if word == "library"), "a package")
         return f"needs the package {name}"
-    told = first_line(error)
+    told = re.sub(r"(<module '[^']*') from '[^']*'", r"\1", first_line(error))
     return (told if isinstance(error, HeadscopeError) else f"{type(error).__name__}: {told}")[:LONGEST]
 
 
