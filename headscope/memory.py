@@ -18,12 +18,14 @@ _SAID = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
 
 
 def in_halves(
-    run: Callable[[Batch], Result], batch: Batch, notes: list[str], *, least: int = 1
+    run: Callable[[Batch], Result], batch: Batch, notes: list[str], *, together: bool = False
 ) -> Iterator[tuple[Batch, Result]]:
-    """Run a batch, in halves where memory runs out, down to `least` examples; says so once.
+    """Run a batch, in halves where memory runs out, down to single examples; says so once.
+
+    Other processes that run it `together` with this one could not follow, so that it is not halved then.
 
     Raises:
-        DeviceError: there is no memory for one example, or for `least`.
+        DeviceError: there is no memory for one example, or for what is run together.
     """
     try:
         with memory_errors():
@@ -31,7 +33,7 @@ def in_halves(
     except DeviceError:
         if len(batch) == 1:
             raise
-        if len(batch) <= least:
+        if together:
             raise DeviceError(f"out of memory on {len(batch)} examples", hint="use a smaller --batch-size") from None
         note = "memory ran out: batches were halved (results do not depend on the batch size)"
         if note not in notes:
@@ -41,7 +43,7 @@ def in_halves(
         return
     torch.cuda.empty_cache()  # what is free may lie in pieces that are too small
     for half in batch.halves():
-        yield from in_halves(run, half, notes, least=least)
+        yield from in_halves(run, half, notes)
 
 
 @contextlib.contextmanager

@@ -64,8 +64,7 @@ class ScorePass:
     def _add(self, seen: Watch, reader: RowReader | None, batch: Batch) -> None:
         unit, objective = self.unit, self.objective
         split = shards_of(self.loaded.model).size > 1  # then the others wait for this process in the midst of theirs
-        least = len(batch) if split else 1
-        halves = in_halves(lambda part: objective.run(part, seen, self.wanted), batch, unit.notes, least=least)
+        halves = in_halves(lambda part: objective.run(part, seen, self.wanted), batch, unit.notes, together=split)
         for part, outcome in halves:
             if self.alone:
                 outcome.alone = gated.by_site([self.alone[number] for number in part.numbers], self.sites)

@@ -29,8 +29,9 @@ with install_import_hook(SHAPED, "shape_checks.checked"):
     import headscope.subsets  # noqa: F401
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from transformers.utils import logging
 
@@ -46,6 +47,11 @@ TEST_FILES = {
     "t5-g2p": "test.jsonl",
     "vit-digits": "test.csv",
 }
+
+
+def slow_if(names: Iterable[str], slow: Collection[str]) -> list[Any]:
+    """Parameters of a test, of which some take their time."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
 
 def pytest_collection_finish() -> None:

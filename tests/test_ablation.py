@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import reference
 import torch
 import zoo
 from checkpoints import command, refused
-from conftest import SAMPLES, TEST_FILES
+from conftest import SAMPLES, TEST_FILES, slow_if
 from task_cases import CASES, LABELLED, Open, open_case, opener
 from test_behaviours import smollm2
 from test_objective import hooks
@@ -169,11 +169,6 @@ def first(output: Any) -> Tensor:
 def assert_untouched(model: nn.Module) -> None:
     assert hooks(model) == 0
     assert not [path for path, module in model.named_modules() if "forward" in module.__dict__]
-
-
-def slow_if(names: Iterable[str], slow: Collection[str]) -> list[Any]:
-    """Parameters of a test, of which some take their time."""
-    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
 
 @pytest.mark.parametrize(

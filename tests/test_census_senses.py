@@ -7,11 +7,12 @@ import warnings
 import pytest
 from census import judge, rows
 from census.sample import LONG, SENSES
+from conftest import slow_if
 
 COMMITTED = rows.read()
 
 
-@pytest.mark.parametrize("model_type", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in SENSES])
+@pytest.mark.parametrize("model_type", slow_if(SENSES, LONG))
 def test_a_model_is_as_the_census_says(model_type: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what models warn of is their own affair

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from checkpoints import BERT_QUERY, bert, command, configure, llama, refused, rewrite
-from conftest import SAMPLES, TEST_FILES
+from conftest import SAMPLES, TEST_FILES, slow_if
 from zoo import FAST, SPECIMENS
 
 from headscope import inspection
@@ -219,7 +219,7 @@ def test_survey_of_samples_agrees_with_the_loaded_model(name):
         assert same(quick, loaded)
 
 
-@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in FAST)) for one in SPECIMENS])
+@pytest.mark.parametrize("name", slow_if(SPECIMENS, SPECIMENS.keys() - FAST))
 def test_survey_of_the_zoo_agrees_with_the_loaded_model(name, tmp_path):
     folder = saved(name, tmp_path)
     assert has_safetensors(folder)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import slow_if
 from pruning_cases import plan_of
 from repair_cases import one_of_each, opened
 from task_cases import Opened
@@ -73,7 +74,7 @@ def harm(case: Opened, site: SiteId, number: int, token: int, errors: Tensor) ->
     return float((plain.exp() * gaps).sum(dim=2).mean())
 
 
-@pytest.mark.parametrize("name", ["single", pytest.param("causal-llama", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", slow_if(["single", "causal-llama"], ["causal-llama"]))
 def test_weights_follow_the_harm_that_small_random_errors_do(cases: Any, name: str, monkeypatch: Any) -> None:
     """With very many draws the part beyond the even share is the expected divergence itself, up to one factor."""
     monkeypatch.setattr("headscope.output_moments.MOST_DRAWS", 200)
@@ -119,8 +120,10 @@ def test_tokens_that_were_not_there_have_the_even_share() -> None:
 @pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize(
     "name",
-    ["single", "causal-llama", "causal-gpt2", "image-classification"]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in ("seq2seq-t5", "seq2seq-bart")],
+    slow_if(
+        ["single", "causal-llama", "causal-gpt2", "image-classification", "seq2seq-t5", "seq2seq-bart"],
+        ["seq2seq-t5", "seq2seq-bart"],
+    ),
 )
 def test_runs_that_go_on_where_they_stopped_fit_the_same_weights(cases: Any, name: str) -> None:
     case = cases(name)

@@ -105,7 +105,7 @@ def test_processes_that_run_a_batch_together_do_not_halve_it() -> None:
         return len(part)
 
     with pytest.raises(DeviceError, match="out of memory on 4 examples") as caught:
-        list(in_halves(run, batch, notes, least=len(batch)))
+        list(in_halves(run, batch, notes, together=True))
     assert tried == [4] and not notes and "--batch-size" in str(caught.value.hint)
     assert [size for _, size in in_halves(run, batch, notes)] == [2, 2] and notes
 

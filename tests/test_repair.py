@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import slow_if
 from pruning_cases import difference, gates, plan_of
 from repair_cases import Plainly, one_of_each, opened
 from task_cases import Opened
@@ -31,7 +32,7 @@ from headscope.repair import Fitting, Repair, applied, fit, refitted, write
 from headscope.surgery import prune, silence_heads
 
 NAMES = ["single", "causal-llama", "causal-gpt2", "seq2seq-t5", "image-classification", "masked-albert"]
-NAMED = [*NAMES, pytest.param("seq2seq-bart", marks=pytest.mark.slow)]
+NAMED = slow_if([*NAMES, "seq2seq-bart"], ["seq2seq-bart"])
 """With and without bias, groups, Conv1D, cross attention, images, one module for all layers."""
 RIDGE = 0.1
 
