@@ -110,7 +110,7 @@ def run(party: Party, sums: PairSums, progress: Progress | None = None) -> tuple
                 one(batch)
 
         def add(batch: Batch) -> None:
-            for part, _ in in_halves(show, batch, unit.notes, least=len(batch) if split else 1):
+            for part, _ in in_halves(show, batch, unit.notes, together=split):
                 while own.end(seen):
                     show(part)
 
