@@ -133,7 +133,7 @@ def main() -> None:
     torch.set_num_threads(1)
     compare("sentiment-minilm", opened("sentiment-minilm", chosen.examples), chosen.rounds)
     compare("llama-gqa-web", opened("llama-gqa-web", chosen.examples), chosen.rounds)
-    compare("bert-base-like", as_large_as_bert(opened("sentiment-minilm", max(2, chosen.examples // 8))), 1)
+    compare("bert-base-like", as_large_as_bert(opened("sentiment-minilm", max(2, chosen.examples // 4))), 1)
     for name in ("sentiment-minilm", "llama-gqa-web"):
         efficiency(name, opened(name, chosen.population), chosen.seeds)
 
