@@ -75,7 +75,7 @@ def attention_map(study: Study, text: str, head: str, *, target: str | None = No
     texts, blocks = Texts(inputs, None, None), _Blocks(site.heads.index(found))
     reader = RowReader(loaded.model, [site], [blocks.see], replace=False)
     reader.start(texts, 1)
-    with torch.no_grad(), memory_errors(), reader.reading():
+    with torch.no_grad(), memory_errors(1), reader.reading():
         loaded.model(**inputs)
     rows, visible = blocks.joined(found)
     tokenizer = encoder.tokenizer
@@ -186,7 +186,7 @@ def _written(model: Any, inputs: dict[str, Any], count: int) -> Tensor:
     """The start token and what the model writes behind it, always the likeliest token; without the last token, which
     nothing follows.
     """
-    with torch.no_grad(), quiet(), memory_errors():
+    with torch.no_grad(), quiet(), memory_errors(1):
         written = model.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=count)
     return written[:, :-1]
 

@@ -28,13 +28,11 @@ def in_halves(
         DeviceError: there is no memory for one example, or for what is run together.
     """
     try:
-        with memory_errors():
+        with memory_errors(len(batch)):
             outcome = run(batch)
     except DeviceError:
-        if len(batch) == 1:
+        if together or len(batch) == 1:
             raise
-        if together:
-            raise DeviceError(f"out of memory on {len(batch)} examples", hint="use a smaller --batch-size") from None
         note = "memory ran out: batches were halved (results do not depend on the batch size)"
         if note not in notes:
             notes.append(note)
@@ -47,12 +45,25 @@ def in_halves(
 
 
 @contextlib.contextmanager
-def memory_errors() -> Iterator[None]:
-    """Turn running out of device or host memory into a DeviceError."""
+def memory_errors(examples: int | None = None) -> Iterator[None]:
+    """Turn running out of device or host memory into a DeviceError; `examples` run at once, where it is about those."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        known = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(said in str(error) for said in _SAID)
-        if not known:
+        if not ran_out(error):
             raise
-        raise DeviceError("out of memory on one example", hint="use --max-length or a smaller --dtype") from None
+        raise exhausted(examples) from None
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that there is no more memory."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(said in str(error) for said in _SAID)
+
+
+def exhausted(examples: int | None = None) -> DeviceError:
+    """What to say then."""
+    if examples is None:
+        return DeviceError("out of memory", hint="a smaller --batch-size, --max-length or --dtype takes less")
+    if examples == 1:
+        return DeviceError("out of memory on one example", hint="use --max-length or a smaller --dtype")
+    return DeviceError(f"out of memory on {examples} examples", hint="use a smaller --batch-size")

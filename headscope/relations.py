@@ -90,7 +90,7 @@ def _pass(study: Study, treebank: Treebank, tally: _Tally, progress: Progress | 
     order = numpy.random.Generator(numpy.random.Philox(options.seed)).permutation(count)
     total = count if options.limit is None else min(options.limit, count)
     reader = RowReader(study.loaded.model, tally.sites, [tally.read], replace=True)
-    with torch.no_grad(), reader.reading(), memory_errors():
+    with torch.no_grad(), reader.reading(), memory_errors(1):
         for index in order.tolist():
             if used.read == total:
                 break

@@ -155,7 +155,7 @@ def _run(study: Study) -> _Gathered:
     objective.on_inputs = begin
     with torch.no_grad(), eager_attention(model), reader.reading():
         for batch in batches(study):
-            with memory_errors():
+            with memory_errors(len(batch)):
                 objective.forward(batch)
             gathered.add(reader.sums)
     return gathered

@@ -21,6 +21,8 @@ from headscope.errors import DeviceError
 from headscope.examples import Batch
 from headscope.made_up._asked import BATCH, TOKENS
 from headscope.memory import in_halves, memory_errors
+from headscope.pair_sums import PairSums
+from headscope.sums import ScoreSums
 
 Run = Callable[..., Ran]
 NOTE = "memory ran out: batches were halved"
@@ -110,8 +112,25 @@ def test_processes_that_run_a_batch_together_do_not_halve_it() -> None:
     assert [size for _, size in in_halves(run, batch, notes)] == [2, 2] and notes
 
 
+@pytest.mark.parametrize("name", ["inspect", "similarity"])
+def test_memory_that_runs_out_between_batches_is_no_bug(name: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a batch has ended it cannot be halved any more; what to do about it is the same."""
+
+    def full(self: PairSums | ScoreSums, *args: Any) -> None:
+        raise ERRORS["cuda"]
+
+    monkeypatch.setattr(PairSums, "end", full)
+    monkeypatch.setattr(ScoreSums, "add", full)
+    assert refused(run(*COMMANDS[name]), 1, "error: out of memory\n", "--batch-size")
+
+
+def test_memory_that_runs_out_in_a_check_names_the_batch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    shrink(monkeypatch, 2, ERRORS["cuda"])
+    assert refused(run("inspect", "--check"), 1, "out of memory on 7 examples", "--batch-size")
+
+
 def test_other_errors_stay_what_they_are() -> None:
     with pytest.raises(RuntimeError, match="shapes"), memory_errors():
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-    with pytest.raises(DeviceError), memory_errors():
+    with pytest.raises(DeviceError, match="^out of memory$"), memory_errors():
         torch.empty(2**58)

@@ -90,6 +90,14 @@ def _run() -> int:
             raise
         _leave_stdout()  # a report that is written says so itself: this is what `print` and Typer wrote
         return _fail(f"cannot write to standard output: {error.strerror}", None, 1)
+    except (MemoryError, RuntimeError) as error:
+        from headscope.memory import exhausted, ran_out
+
+        if os.environ.get("HEADSCOPE_DEBUG") == "1" or not ran_out(error):
+            raise
+        os.environ.pop("WORLD_SIZE", None)  # the others see only that this rank has gone
+        told = exhausted()
+        return _fail(str(told), told.hint, told.exit_code)
 
 
 def _leave_stdout() -> None:
