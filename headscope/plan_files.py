@@ -84,7 +84,8 @@ def _from_rows(rows: Sequence[dict[str, object]], file: Path) -> dict[str, Any]:
         numbers = _numbers(row.get("removed"), where)
         removed += [f"{label}.{number}" for number in numbers]
         before, after = _count(row, "heads_before", where), _count(row, "heads_after", where)
-        if before is not None and after is not None and before - after != len(numbers):
+        lost = {0, len(numbers)}  # masked heads are still there
+        if before is not None and after is not None and before - after not in lost:
             raise InvalidPlan(f"{where} goes from {before} to {after} heads, but lists {len(numbers)} as removed")
         known = {"site": label, "heads": before, "kv_heads": _count(row, "kv_before", where)}
         sites.append({name: value for name, value in known.items() if value is not None})

@@ -228,6 +228,7 @@ def changed(**cells: Any) -> list[dict[str, Any]]:
     return [ROWS[0] | cells, *ROWS[1:]]
 
 
+MASKED = [row | {"heads_after": row["heads_before"], "kv_after": row["kv_before"]} for row in ROWS]
 COMMAS = [row | {"removed": row["removed"].replace(" ", ", ")} for row in ROWS]
 SOURCES = {
     "plan.json": json.dumps(PLAN.as_dict()),
@@ -239,6 +240,8 @@ SOURCES = {
     "commas.csv": csv(COMMAS),
     "marked.csv": "\ufeff" + csv(ROWS),
     "report.tsv": csv(ROWS, "\t"),
+    "masked.csv": csv(MASKED),
+    "masked.json": json.dumps({"rows": MASKED}),
 }
 
 
@@ -293,6 +296,7 @@ def test_a_site_that_loses_nothing_has_an_empty_cell(tmp_path: Path) -> None:
         (csv(changed(removed="0 x")).encode(), "'encoder.self.0': removed holds 'x', not a whole number"),
         (csv(changed(removed="-1 0")).encode(), "removed holds '-1'"),
         (csv(changed(removed="0")).encode(), "goes from 6 to 4 heads, but lists 1 as removed"),
+        (csv(changed(removed="0", heads_after=7)).encode(), "goes from 6 to 7 heads, but lists 1 as removed"),
         (csv(changed(removed="0 0")).encode(), "encoder.self.0.0 is removed 2 times"),
         (csv(changed(removed="0 9")).encode(), "no head 'encoder.self.0.9' in this model"),
         (csv(changed(heads_before=8, heads_after=6)).encode(), "there encoder.self.0 has 8 heads, and here it has 6"),
