@@ -169,7 +169,8 @@ class Fitting:
             if reason := obstacle(self.model, site):
                 self.notes.append(f"{site.id} is not repaired: {reason}")
                 continue
-            one = self._site(layers, places, done)
+            places = self._heard(site, places)
+            one = self._site(layers, places, done) if places else None
             if one is not None:
                 done += patches(self.model, site, places, one.columns, bias=one.bias)
                 yield one
@@ -212,6 +213,11 @@ class Fitting:
         heads = tuple(site.heads[place] for place in places)
         blank = SiteRepair(site.id, heads, start, None, found.ridge, found.before, found.after)
         return self._made(blank, found.map.cpu())
+
+    def _heard(self, site: Site, places: Sequence[int]) -> list[int]:
+        """Those of these places at which a head writes anything: one that was silenced before is not woken."""
+        columns = head_columns(self.model, site, places)
+        return [place for place, own in zip(places, columns, strict=True) if own.any()]
 
     def _start(self, site: Site, places: Sequence[int]) -> Tensor:
         """What the heads at these places write by, and the bias where there is one: `[feature d_model]`."""

@@ -27,8 +27,10 @@ from headscope.least_squares import Fit, Moments, best
 from headscope.mending import Mender
 from headscope.objective import Objective
 from headscope.original import Original
+from headscope.output_weights import head_columns
 from headscope.plan import Plan
 from headscope.repair import Fitting, Repair, applied, fit, refitted, write
+from headscope.study import Study, StudyOptions
 from headscope.surgery import prune, silence_heads
 
 NAMES = ["single", "causal-llama", "causal-gpt2", "seq2seq-t5", "image-classification", "masked-albert"]
@@ -151,6 +153,21 @@ def test_written_into_the_smaller_model_it_says_what_the_masked_one_says(cases: 
     got = answers(case, less)
     assert difference(expected, got) <= 1e-9
     assert difference(unrepaired, got) > 1e-6
+
+
+@pytest.mark.parametrize("name", ["single", "causal-llama", "causal-gpt2"])
+def test_heads_that_an_earlier_masking_silenced_stay_silent(cases: Any, name: str) -> None:
+    case, plan, found = cases(name)
+    study = Study(replace(case.study.loaded, model=copy.deepcopy(case.study.loaded.model)), case.study.examples, StudyOptions())
+    model, sites = study.loaded.model, study.sites
+    before = plan_of(sites, [HeadId(site.id, site.groups[0][0]) for site in sites])
+    silence_heads(model, sites, before)
+    repair = fit(study, plan, ridges=(RIDGE,))
+    assert repair is not None and len(repair.sites) == len(found.sites)
+    for one in repair.sites:
+        assert {head.index for head in one.heads} == set(plan.kept(one.site)) - before.removed_from(one.site)
+    write(model, sites, repair)
+    assert not any(head_columns(model, site, [0]).any() for site in sites)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
