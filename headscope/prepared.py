@@ -54,6 +54,7 @@ def prepare(
         notes += choosing.notes
         if eval_data is not None:
             judged = load_examples(eval_data, loaded, options.data)
+            notes += [f"--eval-data: {note}" for note in judged.notes]
         else:
             if len(choosing) < HELD_OUT:
                 notes.append(f"{len(choosing)} examples are too few to hold any out: all choose and judge")
