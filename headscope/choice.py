@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 
@@ -14,7 +14,16 @@ from headscope.heads import HeadId
 from headscope.plan import SiteHeads
 from headscope.units import Part, Rules, Unit, parts
 
-__all__ = ["Rules", "choose", "choose_round", "possible_counts", "removal_order", "round_counts", "wanted_count"]
+__all__ = [
+    "Rules",
+    "bounded_order",
+    "choose",
+    "choose_round",
+    "possible_counts",
+    "removal_order",
+    "round_counts",
+    "wanted_count",
+]
 
 
 def choose(
@@ -47,7 +56,8 @@ def choose(
         else:
             units = _cheapest(_offers(found, count if rules.scope == "layer" else None), missing)
     if units is None:
-        raise _impossible(count, total or total_heads(sites), possible_counts(sites, rules, gone=gone), rules)
+        possible = possible_counts(sites, rules, gone=gone)
+        raise _impossible(count, total or total_heads(sites), possible, rules) if possible else _none_goes(sites, rules)
     return _heads(found, units)
 
 
@@ -83,6 +93,22 @@ def removal_order(
     """
     found = parts(sites, scores, rules, gone=gone)
     return [tuple(sorted(head for unit in step for head in unit.heads)) for step in _steps(sites, found, rules)]
+
+
+def bounded_order(
+    sites: Sequence[SiteHeads], scores: Mapping[HeadId, float], rules: Rules, *, total: int
+) -> list[tuple[HeadId, ...]]:
+    """The removal order up to where a model of `total` heads would lose its last one.
+
+    Raises:
+        UsageError, InvalidPlan: as `choose`; also where no head can be removed.
+    """
+    steps = removal_order(sites, scores, rules)
+    if sum(map(len, steps)) == total:
+        steps = steps[:-1]
+    if not steps:
+        raise _none_goes(sites, rules)
+    return steps
 
 
 def choose_round(
@@ -234,16 +260,26 @@ def _heads(found: Sequence[Part], units: Sequence[Unit]) -> tuple[HeadId, ...]:
     return tuple(sorted(gone | {head for unit in units for head in unit.heads}))
 
 
+def _none_goes(sites: Sequence[SiteHeads], rules: Rules) -> InvalidPlan:
+    """The error that no head can go, with a hint where whole key/value groups are to blame."""
+    smaller = rules.whole_groups and possible_counts(sites, replace(rules, unit="head"))
+    return InvalidPlan(
+        f"no head can be removed with {_said(rules)}",
+        hint="--unit head takes some heads of every key/value group instead of whole groups" if smaller else None,
+    )
+
+
 def _impossible(count: int, total: int, possible: Sequence[int], rules: Rules) -> InvalidPlan:
     """The error that names the nearest possible numbers."""
     place = bisect_left(possible, count)
     near = possible[max(place - 1, 0) : place + 1]
-    kept = f"--scope {rules.scope} and --min-heads {rules.min_heads}"
-    if not near:
-        return InvalidPlan(f"no head can be removed with {kept}")
     ratios = [f"--ratio {ratio_of(number, total)} removes {number}" for number in near]
     return InvalidPlan(
-        f"exactly {count} of {total} heads cannot be removed with {kept}; "
+        f"exactly {count} of {total} heads cannot be removed with {_said(rules)}; "
         f"the nearest possible: {' or '.join(map(str, near))}",
         hint=", ".join(ratios),
     )
+
+
+def _said(rules: Rules) -> str:
+    return f"--scope {rules.scope} and --min-heads {rules.min_heads}"

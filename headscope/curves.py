@@ -10,12 +10,11 @@ from fractions import Fraction
 from itertools import accumulate
 
 from headscope.card import Quality
-from headscope.choice import Rules, removal_order
+from headscope.choice import Rules, bounded_order
 from headscope.counts import total_heads
 from headscope.criteria import by_head, choose_criterion, load_criterion
-from headscope.errors import InvalidPlan, UsageError
+from headscope.errors import UsageError
 from headscope.heads import HeadId
-from headscope.losses import Distribution
 from headscope.models import load
 from headscope.offload import require_in_memory
 from headscope.plan import Plan, SiteHeads
@@ -131,12 +130,11 @@ class Tracing:
         for name, own in plans.items():
             mended = name == self.asked and self.mender is not None
             series += self._repaired(name, own) if mended else self._bare(name, own)
-        direction = self.study.loaded.task.distribution is Distribution.DIRECTION
         return Curve(
             heads=total_heads(self.sites),
             examples=examples,
             series=tuple(series),
-            unit="1 - cos" if direction else "nats",
+            unit=self.trials.unit,
             provenance=self.study.provenance(),
             notes=tuple(dict.fromkeys(self.notes)),
         )
@@ -177,12 +175,10 @@ class Tracing:
         Raises:
             InvalidPlan: no head can be removed.
         """
-        steps = removal_order(self.able, scores, self.rules)
         total = total_heads(self.sites)
-        counts = [count for count in accumulate(map(len, steps), initial=0) if count < total]
+        steps = bounded_order(self.able, scores, self.rules, total=total)
+        counts = list(accumulate(map(len, steps), initial=0))
         rules = f"--scope {self.rules.scope}, --unit {self.rules.unit} and --min-heads {self.rules.min_heads}"
-        if len(counts) == 1:
-            raise InvalidPlan(f"no head can be removed with {rules}")
         assert self.request.ratio is not None
         furthest = Fraction(str(self.request.ratio))
         if counts[-1] < furthest * total:

@@ -142,7 +142,7 @@ def _quality(done: Pruned) -> Iterator[str]:
     if whole.metric is not None and final.metric is not None:
         yield f"held-out {whole.metric_name}: {whole.metric:.4f} -> {final.metric:.4f}"
     if final.divergence is not None:
-        yield f"divergence from the whole model: {final.divergence:.4g} nats"
+        yield f"divergence from the whole model: {final.divergence:.4g} {verdict.unit}"
     yield _repair(verdict)
 
 
@@ -152,4 +152,4 @@ def _repair(verdict: Verdict) -> str:
     less, count = verdict.pruned, len(verdict.repair.sites)
     losses = "" if less.loss is None else f"loss {less.loss:.4f}, "
     what = f"the output projection{'s' if count > 1 else ''} of {count} site{'s' if count > 1 else ''}"
-    return f"repaired: {what} fitted anew; without that {losses}divergence {less.divergence:.4g} nats"
+    return f"repaired: {what} fitted anew; without that {losses}divergence {less.divergence:.4g} {verdict.unit}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headscope.boundary import boundaries
-from headscope.choice import Rules, choose, choose_round, possible_counts, removal_order, round_counts, wanted_count
+from headscope.choice import Rules, bounded_order, choose, choose_round, possible_counts, round_counts, wanted_count
 from headscope.counts import total_heads
 from headscope.criteria import choose_criterion, load_criterion
 from headscope.errors import InvalidPlan, ThresholdError, UsageError
@@ -140,7 +140,10 @@ class _Chooser:
             self.criterion = choose_criterion(request.criterion, labelled)
 
     def choose(self, trials: Trials | None) -> Selection:
-        """By number, or as much as the limit allows."""
+        """By number, or as much as the limit allows; what no scores make possible is refused before any are made."""
+        self._ranked({head: 0.0 for site in self.study.sites for head in site.heads})
+        if trials is not None:
+            trials.require(self.request)
         self._settle()
         if self.request.ratio is None:
             scores = self._scores(())
@@ -181,13 +184,19 @@ class _Chooser:
 
     def _removed(self, scores: Mapping[HeadId, float]) -> Sequence[HeadId]:
         """What goes by these scores in one round."""
+        steps = self._ranked(scores)
         if self.request.ratio is not None:
-            goal = wanted_count(self.request.ratio, self.sites)
-            return choose(self.able, scores, goal, self.rules, total=total_heads(self.sites))
-        steps = removal_order(self.able, scores, self.rules)
+            return _first(steps, len(steps))
         if self.request.target_parameters is not None:
             return self._small_enough(steps, self.request.target_parameters)
         return _first(steps, -(-len(steps) // 2))
+
+    def _ranked(self, scores: Mapping[HeadId, float]) -> Sequence[tuple[HeadId, ...]]:
+        """The steps in which heads go by these scores; for a ratio one step, in which all do that are to go."""
+        total = total_heads(self.sites)
+        if self.request.ratio is None:
+            return bounded_order(self.able, scores, self.rules, total=total)
+        return [choose(self.able, scores, wanted_count(self.request.ratio, self.sites), self.rules, total=total)]
 
     def _rounds(self, goal: int) -> tuple[Sequence[HeadId], Mapping[HeadId, float]]:
         """Remove `goal` heads in rounds, each by scores of what is left then."""
@@ -231,7 +240,7 @@ class _Chooser:
         return found
 
     def _search(self, scores: Mapping[HeadId, float], trials: Trials | None) -> tuple[HeadId, ...]:
-        steps = removal_order(self.able, scores, self.rules)
+        steps = self._ranked(scores)
         if self.request.target_parameters is not None:
             return self._small_enough(steps, self.request.target_parameters)
         if trials is None:

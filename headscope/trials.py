@@ -15,7 +15,9 @@ from headscope.card import Quality
 from headscope.errors import UsageError
 from headscope.evaluation import Judgement, Run, judge
 from headscope.examples import Batch
+from headscope.losses import Distribution
 from headscope.mending import Mender
+from headscope.metrics import choose_metric
 from headscope.objective import Objective
 from headscope.output_weights import Patch
 from headscope.plan import Plan
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 class Verdict:
     """How the whole model does, the one without a plan's heads, and that one with its `repair`, where there is one.
 
-    Divergences are from the whole model. `increase` is that of the loss from the whole to the final model, with its
+    Divergences are from the whole model, in `unit`. `increase` is that of the loss from the whole to the final model, with its
     interval over examples; None without labels.
     """
 
@@ -39,6 +41,7 @@ class Verdict:
     repaired: Quality | None = None
     repair: Repair | None = None
     increase: Interval | None = None
+    unit: str = "nats"
 
     @property
     def final(self) -> Quality:
@@ -59,6 +62,12 @@ class Trials:
         loaded = study.loaded
         self.objective = Objective(loaded.model, loaded.task, study.sites)
         self.batches = batches(study)
+        choose_metric(metric, loaded.task, loaded.task_name, self.batches)  # one that does not fit is refused at once
+
+    @property
+    def unit(self) -> str:
+        """The unit of divergences."""
+        return "1 - cos" if self.study.loaded.task.distribution is Distribution.DIRECTION else "nats"
 
     @cached_property
     def whole(self) -> Judgement:
@@ -77,6 +86,7 @@ class Trials:
             repaired=_quality(final) if mended else None,
             repair=repair,
             increase=_increase(whole, final, seed=self.study.options.seed),
+            unit=self.unit,
         )
 
     def compared(self, plans: Sequence[Plan]) -> list[Quality]:
@@ -88,29 +98,39 @@ class Trials:
 
     def bears(self, plan: Plan, request: Request) -> bool:
         """Whether what is lost, after the repair, stays within the request's limit."""
+        self.require(request)
         found = self._judge([self._less(plan) if self.mender is None else self._mended(plan)])[0]
         if request.max_loss_increase is not None:
-            base, loss = self._need_loss(self.whole), self._need_loss(found)
-            return loss - base <= request.max_loss_increase
-        assert request.keep_metric is not None
-        if self.whole.measure is None or self.whole.metric is None:
-            raise UsageError("--keep-metric needs a metric, and this task has none on this data")
+            assert self.whole.loss is not None and found.loss is not None, "labels are required"
+            return found.loss - self.whole.loss <= request.max_loss_increase
+        assert request.keep_metric is not None and self.whole.measure is not None and self.whole.metric is not None
         return found.metric is not None and self.whole.measure.kept(
             found.metric, self.whole.metric, request.keep_metric
         )
+
+    def require(self, request: Request) -> None:
+        """Refuse a limit, if there is one, on what these examples cannot tell.
+
+        Raises:
+            UsageError: they have no labels, or there is no metric.
+        """
+        if request.max_loss_increase is not None and self.whole.loss is None:
+            raise UsageError("--max-loss-increase needs labels, and the data has none for this model")
+        if request.keep_metric is not None and self.whole.metric is None:
+            raise UsageError("--keep-metric needs a metric, and this task has none on this data")
 
     def why_not(self, request: Request) -> str:
         """What the limit was, in words."""
         if request.max_loss_increase is not None:
             return f"the first to go already raises the held-out loss by more than {request.max_loss_increase:g} nats"
-        share = f"{request.keep_metric:g} of the held-out {self.whole.metric_name}"
-        return f"the first to go already leaves less than {share} ({self.whole.metric:g})"
-
-    @staticmethod
-    def _need_loss(found: Judgement) -> float:
-        if found.loss is None:
-            raise UsageError("--max-loss-increase needs labels, and the data has none for this model")
-        return found.loss
+        whole, share = self.whole, request.keep_metric
+        assert share is not None and whole.measure is not None and whole.metric is not None
+        if not whole.measure.higher:
+            most = f"{whole.metric / share:g} ({whole.metric:g} / {share:g})"
+            return f"the first to go already raises the held-out {whole.metric_name} above {most}"
+        return (
+            f"the first to go already leaves less than {share:g} of the held-out {whole.metric_name} ({whole.metric:g})"
+        )
 
     def _whole(self, batch: Batch) -> Tensor:
         return self.objective.forward(batch)

@@ -14,6 +14,7 @@ import transformers
 from checkpoints import Ran, command, refused  # noqa: F401
 from pruning_cases import difference, masked, said
 from safetensors.torch import load_file
+from task_cases import CASES, open_case
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 import headscope
@@ -25,6 +26,8 @@ from headscope.inputs import probe_inputs
 from headscope.manifest import changed_files, read_manifest
 from headscope.models import LoadOptions, load
 from headscope.plan import SiteHeads, read_plan
+from headscope.prune_report import summary
+from headscope.request import Request
 
 pytestmark = pytest.mark.usefixtures("own_modules")
 Run = Callable[..., Ran]
@@ -257,6 +260,7 @@ def test_a_verification_can_say_no() -> None:
         (("--heads", "9:0", "-o", "x"), 2, "no head"),
         (("--heads", "0:0", "--layout", "native", "-o", "x"), 2, "no native checkpoint"),
         (("--heads", "0:0", "--metric", "accuracy", "-o", "x"), 2, "--data"),
+        (("--heads", "0:0", "--data", "absent.csv", "--metric", "acuracy", "-o", "x"), 2, "no metric 'acuracy'"),
         (("--heads", "0:0", "--columns", "site,nope", "-o", "x"), 2, "no column 'nope'"),
         (("--heads", "0:0", "--max-shard-size", "abc", "-o", "x"), 2, "such as 5GB"),
         (("--plan", "nowhere.json", "-o", "x"), 1, "nowhere.json"),
@@ -275,6 +279,26 @@ def test_wrong_use_is_one_line(
     monkeypatch.chdir(tmp_path)
     assert refused(run("prune", samples / "vit-digits", *options), code, words)
     assert [path.name for path in tmp_path.iterdir()] in ([], ["modules"])
+
+
+def test_what_became_of_held_out_data_is_said(run: Run, samples: Path, tmp_path: Path) -> None:
+    source, few = samples / "vit-digits", tmp_path / "few.csv"
+    few.write_text("".join((source / "test.csv").read_text().splitlines(keepends=True)[:4]))
+    given = ("--data", source / "dev.csv", "--eval-data", few, "--limit", 8, "--heads", "0:0", "--dry-run")
+    ran = run("prune", source, *given)
+    assert ran.code == 0, ran.err
+    assert "note: --eval-data: --limit 8 is more than there are: all 3 examples are used" in ran.err
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_divergence_of_directions_is_not_in_nats(tmp_path: Path) -> None:
+    open_case(CASES["embedding"], tmp_path)
+    request = Request(ratio=0.5, criterion="random", min_heads=0)
+    done = pruning.prune(
+        str(tmp_path / "model"), str(tmp_path / "rows.jsonl"), tmp_path / "pruned", pruning.PruneOptions(request)
+    )
+    said_of_it = [line for line in summary(done) if line.startswith(("divergence", "repaired"))]
+    assert len(said_of_it) == 2 and all("1 - cos" in line and "nats" not in line for line in said_of_it)
 
 
 @pytest.mark.usefixtures("in_process")

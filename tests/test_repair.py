@@ -158,7 +158,9 @@ def test_written_into_the_smaller_model_it_says_what_the_masked_one_says(cases: 
 @pytest.mark.parametrize("name", ["single", "causal-llama", "causal-gpt2"])
 def test_heads_that_an_earlier_masking_silenced_stay_silent(cases: Any, name: str) -> None:
     case, plan, found = cases(name)
-    study = Study(replace(case.study.loaded, model=copy.deepcopy(case.study.loaded.model)), case.study.examples, StudyOptions())
+    study = Study(
+        replace(case.study.loaded, model=copy.deepcopy(case.study.loaded.model)), case.study.examples, StudyOptions()
+    )
     model, sites = study.loaded.model, study.sites
     before = plan_of(sites, [HeadId(site.id, site.groups[0][0]) for site in sites])
     silence_heads(model, sites, before)

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from checkpoints import bert, llama
 
 from headscope.criteria import candidates
 from headscope.data import DataOptions, load_examples
 from headscope.errors import InvalidPlan, ThresholdError, UsageError
+from headscope.evaluation import Judgement
 from headscope.examples import held_out
 from headscope.mending import Mender, divergence
+from headscope.metrics import METRICS
 from headscope.models import LoadOptions, load
+from headscope.plan import Plan, SiteHeads
 from headscope.request import Request
 from headscope.selection import LOOK_AHEAD, most, select
 from headscope.study import Study, StudyOptions
@@ -223,6 +227,49 @@ def test_a_limit_that_no_head_keeps(digits: Study, tmp_path: Path) -> None:
     request = Request(max_loss_increase=0.0, scores=tmp_path / "scores.csv", by="upside", scope="uniform")
     with pytest.raises(ThresholdError, match="raises the held-out loss"):
         select(digits, request, Trials(digits, None))
+
+
+def test_what_no_scores_make_possible_is_refused_before_any(digits: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules that spare all heads, and limits on what examples without labels cannot tell."""
+    monkeypatch.setattr(Study, "scores", None)
+    for asked in ({"ratio": 0.5}, {"max_loss_increase": 1.0}, {"keep_metric": 0.9}, {"target_parameters": 160_000}):
+        with pytest.raises(InvalidPlan, match="no head can be removed with --scope model and --min-heads 8"):
+            select(digits, Request(min_heads=8, **asked), Trials(digits, None))
+    assert digits.examples is not None
+    bare = [replace(one, labelled=False) for one in digits.examples.items]
+    trials = Trials(digits.on(replace(digits.examples, items=tuple(bare))), None)
+    with pytest.raises(UsageError, match="--max-loss-increase needs labels"):
+        select(digits, Request(max_loss_increase=1.0), trials)
+    with pytest.raises(UsageError, match="--keep-metric needs a metric"):
+        select(digits, Request(keep_metric=0.9), trials)
+    with pytest.raises(UsageError, match="metric pearson does not fit"):
+        Trials(digits, "pearson")
+
+
+def test_a_limit_leaves_the_model_a_head(digits: Study) -> None:
+    """However loose it is, and whatever --min-heads allows."""
+    request = Request(max_loss_increase=1e6, min_heads=0, criterion="random")
+    assert len(labels(digits, request, Trials(digits, None))) == 31
+    every = Plan(tuple(map(SiteHeads.of, digits.sites)), tuple(head for site in digits.sites for head in site.heads))
+    least = parameters_left(digits.loaded.model, digits.sites, every)
+    with pytest.raises(ThresholdError, match="cannot be met"):
+        select(digits, Request(target_parameters=least, min_heads=0, criterion="random"), None)
+
+
+def test_a_lone_group_goes_head_by_head_and_the_hint_says_so(tmp_path: Path) -> None:
+    study = study_of(llama(tmp_path, num_key_value_heads=1))
+    with pytest.raises(InvalidPlan, match="no head can be removed") as caught:
+        select(study, Request(ratio=0.25, criterion="random"), None)
+    assert caught.value.hint is not None and "--unit head" in caught.value.hint
+    assert len(labels(study, Request(ratio=0.25, criterion="random", unit="head"))) == 3
+
+
+def test_a_perplexity_may_not_rise(digits: Study) -> None:
+    trials = Trials(digits, None)
+    none = torch.zeros(0)
+    trials.__dict__["whole"] = Judgement(none, none, 40.0, "perplexity", 1, measure=METRICS["perplexity"])
+    said = trials.why_not(Request(keep_metric=0.8))
+    assert said == "the first to go already raises the held-out perplexity above 50 (40 / 0.8)"
 
 
 @pytest.mark.parametrize("good", [[0], [0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 4], [0, 1, 2, 3, 5]])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headscope.cli.settings import Settings
 from headscope.curve_columns import CURVE_COLUMNS, FURTHEST
-from headscope.errors import UsageError, nearest
+from headscope.errors import UsageError
 from headscope.request import Request
 
 if TYPE_CHECKING:
@@ -41,11 +41,6 @@ def as_curve(given: Settings) -> Settings:
         raise UsageError("--curve is judged on data, and there is none", hint="give --data FILE")
     if raw["plot"] is not None and raw["plot"] == raw["curve"]:
         raise UsageError(f"--curve and --plot are both {raw['plot']}")
-    if raw["metric"] is not None:
-        from headscope.metrics import METRICS
-
-        if raw["metric"] not in METRICS:
-            raise UsageError(f"no metric {raw['metric']!r}", hint=nearest(raw["metric"], METRICS))
     if not given.dry_run:
         given.require_columns([column.name for column in CURVE_COLUMNS])
     given = replace(given, raw=raw | {"output": raw["curve"], "ratio": str(FURTHEST)})
