@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class Verdict:
     """How the whole model does, the one without a plan's heads, and that one with its `repair`, where there is one.
 
-    Divergences are from the whole model, in `unit`. `increase` is that of the loss from the whole to the final model, with its
-    interval over examples; None without labels.
+    Divergences are from the whole model, in `unit`. `increase` is that of the loss from the whole to the final model,
+    with its interval over examples; None without labels.
     """
 
     whole: Quality
