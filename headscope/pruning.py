@@ -135,7 +135,7 @@ class Pruning:
         self.merge = self._merge(align=output is not None)
         selection, verdict = self._choose(judge=output is not None)
         ahead = self._ahead() if output is None else None
-        basis = Basis(self.study.provenance(), self.judging.provenance())
+        basis = Basis(self.study.provenance(), self.judging.provenance(), chosen=self.options.request.chosen)
         stored = as_stored(self.name, self.loaded, self.load)
         self._let_go_for(stored)
         with memory_errors():

@@ -60,10 +60,13 @@ class Publication:
 
 @dataclass(frozen=True)
 class Basis:
-    """What the choice of heads rests on, and what the judgement of the result."""
+    """What the choice of heads rests on, and what the judgement of the result; heads that were not `chosen` by a
+    criterion now, but named or planned, do not rest on the first: only their repair does.
+    """
 
     choosing: Provenance
     judging: Provenance
+    chosen: bool = True
 
 
 def publish(
@@ -172,7 +175,7 @@ def _facts(result: Pruned, stored: LoadedModel, basis: Basis) -> CardFacts:
         quality_after=less,
         quality_unrepaired=None if verdict is None or verdict.repair is None else verdict.pruned,
         repaired_sites=0 if verdict is None or verdict.repair is None else len(verdict.repair.sites),
-        data=_public(basis.choosing.data) if result.plan.criterion not in _CHOICES else "",
+        data=_public(basis.choosing.data) if basis.chosen and result.plan.criterion not in _CHOICES else "",
         criterion=_CHOICES.get(result.plan.criterion, result.plan.criterion),
         merged="" if result.merge is None else result.merge.how,
         proof={check.name: check.difference for check in result.verification.checks},
@@ -191,7 +194,7 @@ def _manifest(result: Pruned, stored: LoadedModel, basis: Basis) -> dict[str, An
             "revision": location.revision,
             "weights_digest": location.digest(),
         },
-        "data": {name: _data(one) for name, one in vars(basis).items()},
+        "data": {"choosing": _data(basis.choosing), "judging": _data(basis.judging)},
         "unused_tensors": list(stored.unused),
         "dtype": str(stored.model.dtype).removeprefix("torch."),
         "plan": result.plan.as_dict(),

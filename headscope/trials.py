@@ -112,12 +112,20 @@ class Trials:
         """Refuse a limit, if there is one, on what these examples cannot tell.
 
         Raises:
-            UsageError: they have no labels, or there is no metric.
+            UsageError: they have no labels, or there is no metric of which a share could be kept.
         """
         if request.max_loss_increase is not None and self.whole.loss is None:
             raise UsageError("--max-loss-increase needs labels, and the data has none for this model")
-        if request.keep_metric is not None and self.whole.metric is None:
+        if request.keep_metric is None:
+            return
+        measure, value = self.whole.measure, self.whole.metric
+        if measure is None or value is None:
             raise UsageError("--keep-metric needs a metric, and this task has none on this data")
+        if measure.higher and value <= 0:
+            raise UsageError(
+                f"the held-out {measure.name} of the whole model is {value:g}, of which --keep-metric keeps no share",
+                hint="--metric names another",
+            )
 
     def why_not(self, request: Request) -> str:
         """What the limit was, in words."""

@@ -175,6 +175,17 @@ def test_a_dry_run_writes_nothing_and_its_plan_can_be_fed_back(run: Run, samples
 
 
 @pytest.mark.usefixtures("in_process")
+def test_data_that_only_judges_a_plan_did_not_choose_it(run: Run, samples: Path, tmp_path: Path) -> None:
+    source, first, second = samples / "vit-digits", tmp_path / "first", tmp_path / "second"
+    few = ("--limit", 8, "--no-compensate")
+    chosen = ("--data", source / "dev.csv", "--criterion", "importance", "--ratio", 0.3)
+    assert run("prune", source, *chosen, *few, "-o", first).code == 0
+    assert run("prune", source, "--plan", first, "--data", source / "test.csv", *few, "-o", second).code == 0
+    assert "chosen by: importance, on dev.csv." in (first / "README.md").read_text()
+    assert "chosen by: importance." in (second / "README.md").read_text()
+
+
+@pytest.mark.usefixtures("in_process")
 def test_a_site_may_lose_all_heads(run: Run, samples: Path, tmp_path: Path) -> None:
     source, target = samples / "llama-gqa-web", tmp_path / "pruned"
     heads = "1:0,1,2,3,4,5,6,7"

@@ -272,6 +272,16 @@ def test_a_perplexity_may_not_rise(digits: Study) -> None:
     assert said == "the first to go already raises the held-out perplexity above 50 (40 / 0.8)"
 
 
+@pytest.mark.parametrize(("name", "value"), [("exact-match", 0.0), ("r2", -0.2)])
+def test_no_share_is_kept_of_nothing(digits: Study, name: str, value: float) -> None:
+    """Else every head that may go would: the model without it is right as often, never."""
+    trials = Trials(digits, None)
+    none = torch.zeros(0)
+    trials.__dict__["whole"] = Judgement(none, none, value, name, 1, measure=METRICS[name])
+    with pytest.raises(UsageError, match=f"the held-out {name} of the whole model is {value:g}, of which"):
+        select(digits, Request(keep_metric=0.9, criterion="random"), trials)
+
+
 @pytest.mark.parametrize("good", [[0], [0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 4], [0, 1, 2, 3, 5]])
 def test_most_finds_the_last_good_number_near_the_limit(good: list[int]) -> None:
     asked: list[int] = []
