@@ -29,14 +29,14 @@ from headscope.output_weights import Patch, swapped
 from headscope.plan import Plan, SiteHeads
 from headscope.prepared import prepare, proof_inputs
 from headscope.pruned import Foresight, Pruned, cost
-from headscope.publish import Basis, Publication, pad_token, publish
+from headscope.publish import Basis, Publication, publish
 from headscope.reasons import PACKED, RAISED, first_line
 from headscope.repair import Repair, applied, write
 from headscope.request import Request
 from headscope.selection import Selection, select
 from headscope.shares import Share
 from headscope.stand_in import in_memory
-from headscope.stored import as_stored, sparing, stored_format
+from headscope.stored import as_stored, pad_token, sparing, stored_format
 from headscope.study import Progress, Study, StudyOptions
 from headscope.surgery import prune as take_out
 from headscope.surgery import silence_heads

@@ -25,6 +25,7 @@ from headscope.provenance import Provenance, versions
 from headscope.pruned import Pruned
 from headscope.repair import Repair
 from headscope.spare_tensors import carry_spare
+from headscope.stored import pad_token
 from headscope.trials import Verdict
 from headscope.verify import Inputs, Verification
 
@@ -119,11 +120,6 @@ def _save(
         save_portable(model, folder, max_shard_size=max_shard_size)
     else:
         save_masked(model, folder, max_shard_size=max_shard_size)
-
-
-def pad_token(config: PreTrainedConfig) -> int | None:
-    """The pad token of a configuration; None where it has none, or no text."""
-    return getattr(config.get_text_config(), "pad_token_id", None)
 
 
 @contextlib.contextmanager

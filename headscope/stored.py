@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from transformers import PreTrainedConfig
 
 from headscope.devices import resolve_dtype
 from headscope.headers import has_safetensors, parameter_count, read_config, read_headers, stored_dtype
@@ -31,13 +32,23 @@ def stored_format(loaded: LoadedModel) -> torch.dtype:
 def as_stored(name: str, loaded: LoadedModel, options: LoadOptions) -> LoadedModel:
     """The model in the number format of its files, loaded anew where it was measured in another.
 
-    Of an offloaded model all weights are left on the disk then, so that surgery and proof see one like the other.
+    Of an offloaded model all weights are left on the disk then, so that surgery and proof see one like the other. A pad
+    token that was given to the model for the data stays.
     """
     dtype, offloaded = stored_format(loaded), is_offloaded(loaded.model)
     if dtype == loaded.model.dtype and offloaded is options.on_disk:
         return loaded
     wanted = replace(options, dtype=str(dtype).removeprefix("torch."), task=loaded.task_name, on_disk=offloaded)
-    return load(name, wanted)
+    found = load(name, wanted)
+    config, pad = found.model.config.get_text_config(), pad_token(loaded.model.config)
+    if pad_token(config) != pad:
+        config.pad_token_id = pad
+    return found
+
+
+def pad_token(config: PreTrainedConfig) -> int | None:
+    """The pad token of a configuration; None where it has none, or no text."""
+    return getattr(config.get_text_config(), "pad_token_id", None)
 
 
 def sparing(name: str, options: LoadOptions) -> LoadOptions:

@@ -327,14 +327,17 @@ def test_the_target_is_checked_first(run: Run, samples: Path, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("in_process")
-def test_a_stand_in_pad_token_is_not_kept(tmp_path: Path) -> None:
-    """A decoder that classifies needs a pad token for batches; a stand-in is no part of the checkpoint."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_stand_in_pad_token_is_not_kept(tmp_path: Path, dtype: torch.dtype) -> None:
+    """A decoder that classifies needs a pad token for batches, also where it is loaded anew in the format of its files;
+    a stand-in is no part of the checkpoint.
+    """
     from tiny_tokenizers import tokenizer
 
     torch.manual_seed(0)
     config = transformers.GPT2Config(n_embd=20, n_head=5, n_layer=2, vocab_size=53, n_positions=16, num_labels=2)
     config.pad_token_id = None
-    transformers.GPT2ForSequenceClassification(config).save_pretrained(tmp_path / "whole")
+    transformers.GPT2ForSequenceClassification(config).to(dtype).save_pretrained(tmp_path / "whole")
     tokenizer("gpt2", pad=False).save_pretrained(tmp_path / "whole")
     lines = [
         {"text": text, "label": number % 2}
