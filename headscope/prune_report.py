@@ -152,4 +152,6 @@ def _repair(verdict: Verdict) -> str:
     less, count = verdict.pruned, len(verdict.repair.sites)
     losses = "" if less.loss is None else f"loss {less.loss:.4f}, "
     what = f"the output projection{'s' if count > 1 else ''} of {count} site{'s' if count > 1 else ''}"
-    return f"repaired: {what} fitted anew; without that {losses}divergence {less.divergence:.4g} {verdict.unit}"
+    harmful = (less.divergence or 0.0) < (verdict.final.divergence or 0.0)
+    advice = ", which is less: more data makes a better repair, --no-compensate none" if harmful else ""
+    return f"repaired: {what} fitted anew; without that {losses}divergence {less.divergence:.4g} {verdict.unit}{advice}"

@@ -16,19 +16,22 @@ from safetensors.torch import load_file
 import headscope
 from headscope import mending
 from headscope import repair as repairing
+from headscope.card import Quality
 from headscope.criteria import candidates
 from headscope.data import DataOptions, load_examples
 from headscope.discovery import find_sites
 from headscope.examples import held_out
+from headscope.heads import HeadId
 from headscope.inputs import probe_inputs
 from headscope.manifest import read_manifest
 from headscope.mending import Mender
 from headscope.models import LoadOptions, load
 from headscope.plan import SiteHeads, read_plan
+from headscope.prune_report import _repair
 from headscope.request import Request
 from headscope.selection import select
 from headscope.study import Study, StudyOptions
-from headscope.trials import Trials
+from headscope.trials import Trials, Verdict
 
 pytestmark = pytest.mark.usefixtures("in_process")
 Run = Callable[..., Ran]
@@ -174,6 +177,17 @@ def test_too_little_data_for_a_repair(run: Run, samples: Path, tmp_path: Path) -
     assert refused(run(*given, "--compensate"), 2, "--compensate needs 4 examples")
     ran = run(*given)
     assert ran.code == 0 and "3 examples are too few" in ran.err and "no repair was tried" in ran.err
+
+
+@pytest.mark.parametrize(("without", "harmful"), [(0.5, False), (0.1, True)])
+def test_a_repair_that_does_harm_on_held_out_data_is_not_praised(without: float, harmful: bool) -> None:
+    """It is not taken back, which would be a choice by the data that judges."""
+    head = HeadId.parse("encoder.self.0.1")
+    one = repairing.SiteRepair(head.site, (head,), torch.zeros(0), None, 0.1, 2.0, 1.0)
+    whole, less, repaired = (Quality(divergence=value) for value in (0.0, without, 0.2))
+    said_of_it = _repair(Verdict(whole, less, repaired, repairing.Repair((one,), 0.4, 0.3)))
+    assert f"without that divergence {without:g} nats" in said_of_it
+    assert ("which is less" in said_of_it and "--no-compensate" in said_of_it) is harmful
 
 
 def digits(samples: Path, limit: int) -> tuple[Study, Study]:
