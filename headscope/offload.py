@@ -26,18 +26,18 @@ from headscope.interrupt import raise_interrupts
 
 VARIABLE = "HEADSCOPE_MAX_MEMORY"
 """The environment variable that says how much of each device a balanced model may take."""
-NO_MEMORY: dict[int | str, str] = {"cpu": "0KB"}
+NO_MEMORY: dict[int | str, int] = {"cpu": 0}
 """The budget that leaves every weight on the disk, and the model to the CPU."""
 _MMAP_THRESHOLD = -3
 """glibc's number for the size from which on memory is mapped, not cut from the heap."""
-_SIZE = re.compile(r"\d+(\.\d+)?\s*[KMGT]i?B", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])(I?)B", re.IGNORECASE)
 
 
-def max_memory(text: str | None = None) -> dict[int | str, str] | None:
-    """The budget of each device in the form of accelerate's `max_memory`, such as `{0: "20GB", "cpu": "120MB"}`.
+def max_memory(text: str | None = None) -> dict[int | str, int] | None:
+    """The bytes of each device in the form of accelerate's `max_memory`, such as `{0: 20_000_000_000, "cpu": 120_000}`.
 
-    It is written `0=20GB,cpu=120MB`; without a text it is read from the environment, and None where nothing is set:
-    then accelerate takes what is free.
+    It is written `0=20GB,cpu=120KB`; without a text it is read from the environment, and None where nothing is set:
+    then accelerate takes what is free. Sizes do not go to accelerate as text: it knows no TB, and reads `20gb` as bits.
 
     Raises:
         UsageError: it is no such list.
@@ -45,18 +45,21 @@ def max_memory(text: str | None = None) -> dict[int | str, str] | None:
     text = os.environ.get(VARIABLE, "") if text is None else text
     if not text.strip():
         return None
-    found: dict[int | str, str] = {}
+    found: dict[int | str, int] = {}
     for part in text.split(","):
         device, _, size = (piece.strip() for piece in part.partition("="))
-        if not (device.isdecimal() or device in ("cpu", "mps")) or not _SIZE.fullmatch(size):
+        parsed = _SIZE.fullmatch(size)
+        if not (device.isdecimal() or device in ("cpu", "mps")) or not parsed:
             raise UsageError(
                 f"{VARIABLE}: {part.strip()!r} is no budget", hint=f"for example {VARIABLE}=0=20GB,cpu=16GB"
             )
-        found[int(device) if device.isdecimal() else device] = size
+        number, prefix, binary = parsed.groups()
+        unit = (1024 if binary else 1000) ** (1 + "KMGT".index(prefix.upper()))
+        found[int(device) if device.isdecimal() else device] = int(float(number) * unit)
     return found
 
 
-def spread(load: Callable[..., Any], budget: Mapping[int | str, str] | None) -> Any:
+def spread(load: Callable[..., Any], budget: Mapping[int | str, int] | None) -> Any:
     """A model that `load`, given what accelerate needs, spreads over all devices, and what `load` returns with it.
 
     Weights that can be used as they lie in safetensors files stay there. Others find room in a folder that is removed

@@ -64,7 +64,5 @@ def sparing(name: str, options: LoadOptions) -> LoadOptions:
     ).folder
     if budget is None or not has_safetensors(folder):
         return options
-    from accelerate.utils import convert_file_size_to_int
-
     size = parameter_count(read_headers(folder).values()) * resolve_dtype(options.dtype, options.device).itemsize
-    return replace(options, on_disk=size > sum(map(convert_file_size_to_int, budget.values())))
+    return replace(options, on_disk=size > sum(budget.values()))

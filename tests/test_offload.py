@@ -203,7 +203,7 @@ def test_a_model_that_does_not_load_leaves_no_folder(
 def test_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert max_memory() is None and max_memory(" ") is None
-    assert max_memory("0=20GB, cpu = 1.5 GiB,1=5kb") == {0: "20GB", "cpu": "1.5 GiB", 1: "5kb"}
+    assert max_memory("0=20GB, cpu = 1.5 GiB,1=5kb,2=2TB") == {0: 20 * 10**9, "cpu": 3 * 2**29, 1: 5000, 2: 2 * 10**12}
     for wrong in ("120MB", "cpu", "cpu=", "cpu=120", "disk=1GB", "cpu=1GB,", "-1=1GB", "cpu=xMB"):
         with pytest.raises(UsageError, match=VARIABLE):
             max_memory(wrong)
