@@ -83,9 +83,8 @@ class Share:
 
     def _begin(self, seen: Fingerprint) -> Fingerprint:
         """Check that all ranks see the same, and that finished work is of this run."""
-        rank = 0 if self.ranks is None else self.ranks.rank
-        if self.work is not None and rank == 0 and self._passes == 1:
-            self.work.prepare()
+        if self.work is not None and self._passes == 1:
+            self.work.prepare()  # by every rank: those on other machines may have a folder of their own
         if self.ranks is not None:
             self.ranks.agree(seen)
         if self.work is not None:
