@@ -102,6 +102,7 @@ class Tracing:
         loaded = load(model, options.study.load)
         require_in_memory(loaded.model, "a curve")
         prepared = prepare(loaded, data, options.study, eval_data=options.eval_data, compensate=options.compensate)
+        prepared.require_metric(options.metric)
         return cls(prepared, options, progress)
 
     def __init__(self, prepared: Prepared, options: PruneOptions, progress: Progress | None) -> None:

@@ -10,6 +10,7 @@
     ├── ProofFailed                1  a pruned checkpoint does not compute what it should
     ├── WorkError                  1  a folder of finished work that belongs to another run
     ├── RankError                  1  one of several processes that ended, stands still or sees other inputs
+    ├── Stopped          130 or 143  a run that was interrupted or terminated, and can go on where it was
     ├── UsageError                 2  an option that cannot be meant that way
     │   └── InvalidPlan            2  heads that cannot be removed together
     └── ThresholdError             3  a limit such as --max-loss-increase that cannot be kept
@@ -71,6 +72,14 @@ class RankError(HeadscopeError):
     def __init__(self, rank: int, message: str, *, hint: str | None = None) -> None:
         super().__init__(f"rank {rank} {message}", hint=hint)
         self.rank, self.message = rank, message
+
+
+class Stopped(HeadscopeError):
+    """A run was interrupted or terminated from outside; the hint says how it goes on from what it kept."""
+
+    def __init__(self, message: str, exit_code: int, *, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
 
 
 class UsageError(HeadscopeError):

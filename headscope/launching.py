@@ -22,6 +22,8 @@ LOOK = 0.1
 """Seconds between two looks at the processes."""
 OTHERS = 10.0
 """Seconds that the others have to end by themselves when one has ended with an error of its own."""
+TERMINATED = 143
+"""The exit code of a process that was asked to end, and had nothing else to tell."""
 LAST = 5.0
 """Seconds between a polite and a forced end."""
 
@@ -63,6 +65,7 @@ def start(command: Sequence[str], count: int) -> list[subprocess.Popen[bytes]]:
     shared = {"OMP_NUM_THREADS": str(threads)} | dict(os.environ)
     shared |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), SUPERVISOR: str(os.getpid())}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # rank 0 holds the store, also where torchrun started this process
     return [
         subprocess.Popen(
             command,
@@ -98,11 +101,12 @@ def watch(processes: Sequence[subprocess.Popen[bytes]], *, hint: str) -> int:
 
 
 def _told(processes: Sequence[subprocess.Popen[bytes]], rank: int, hint: str) -> int:
-    """The code of rank 0, which tells the errors of all, once it has ended too."""
+    """The code of rank 0, which tells the errors of all, once it has ended too; in a long batch it is asked to."""
     until = time.monotonic() + OTHERS
     while processes[0].poll() is None and time.monotonic() < until:
         time.sleep(LOOK)
-    if (processes[0].returncode or 0) > 0:
+    end(processes)
+    if (processes[0].returncode or 0) > 0 and processes[0].returncode != TERMINATED:
         return processes[0].returncode
     raise RankError(rank, f"failed with exit code {processes[rank].returncode}", hint=hint)
 
@@ -122,5 +126,6 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def this_command() -> list[str]:
-    """The command line of this process, to be started again."""
-    return [sys.executable, "-m", "headscope", *sys.argv[1:]]
+    """The command line of this process, to be started again, and to import nothing that this one would not."""
+    here = {"", os.getcwd()} & set(sys.path)  # else `-m` would let files of the user's own take the place of libraries
+    return [sys.executable, *([] if here else ["-P"]), "-m", "headscope", *sys.argv[1:]]

@@ -12,11 +12,12 @@ from headscope.errors import UsageError
 from headscope.examples import HELD_OUT, Examples, collate, held_out, stackable
 from headscope.inputs import probe_inputs
 from headscope.mending import Mender
+from headscope.metrics import choose_metric
 from headscope.models import LoadedModel
 from headscope.objective import model_inputs
 from headscope.offload import home, is_offloaded, require_in_memory
 from headscope.stored import stored_format
-from headscope.study import Study, StudyOptions
+from headscope.study import Study, StudyOptions, batches
 from headscope.verify import Inputs
 
 PROOF_EXAMPLES, PROOF_TOKENS = 4, 128
@@ -34,6 +35,16 @@ class Prepared:
     judging: Study
     mender: Mender | None
     notes: tuple[str, ...] = ()
+
+    def require_metric(self, name: str | None) -> None:
+        """Refuse a metric before anything is scored for it, which may take hours.
+
+        Raises:
+            UsageError: there is no such metric, or it does not fit the task or its data.
+        """
+        if name is not None and self.judging.examples is not None:
+            loaded = self.judging.loaded
+            choose_metric(name, loaded.task, loaded.task_name, batches(self.judging))
 
 
 def prepare(

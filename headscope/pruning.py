@@ -94,6 +94,7 @@ class Pruning:
             require_in_memory(self.loaded.model, "--merge-kv")
         self.pad = pad_token(self.loaded.model.config)
         prepared = prepare(self.loaded, data, options.study, eval_data=options.eval_data, compensate=options.compensate)
+        prepared.require_metric(options.metric)
         self.study, self.judging, self.mender = prepared.study, prepared.judging, prepared.mender
         self.notes: list[str] = [*self.loaded.notes, *prepared.notes]
         self.merge: Merge | None = None
@@ -150,17 +151,15 @@ class Pruning:
 
     def _choose(self, *, judge: bool) -> tuple[Selection, Verdict | None]:
         """What goes, and, if asked, how the model does without it."""
+        request, seed = self.options.request, self.options.study.seed
         standing = self._tied(self.loaded.model, dtype=stored_format(self.loaded))
         trials, self.mender = None, None if self.mender is None else self.mender.on(self.study, standing=standing)
-        if self.judging.examples is not None and (judge or self.options.request.judged):
+        if self.judging.examples is not None and (judge or request.judged):
             trials = Trials(self.judging, self.options.metric, self.mender, standing=standing)
-        seed = self.options.study.seed
         if self.merge is not None:
             selection = Selection(Plan(tuple(SiteHeads.of(site) for site in self.study.sites), (), seed=seed))
         else:
-            selection = select(
-                self.study, self.options.request, trials, seed=seed, mender=self.mender, known=self.known
-            )
+            selection = select(self.study, request, trials, seed=seed, mender=self.mender, known=self.known)
         verdict = trials.judged(selection.plan) if trials is not None and judge else None
         self.notes += selection.notes
         self.notes += [f"not analysed: {problem}" for problem in self.study.discovery.problems]

@@ -39,6 +39,8 @@ SMALL = 2**20
 """Bytes of a tensor that is sent together with others."""
 TIMEOUT = 600.0
 """Seconds without a step after which a rank counts as asleep, unless told otherwise."""
+LONGEST = 1e9
+"""Seconds that torch can wait for anything: it counts nanoseconds in 64 bits."""
 
 
 class Ranks:
@@ -61,7 +63,7 @@ class Ranks:
         Raises:
             RankError: they do not come, or not as many as the environment promised.
         """
-        wait = timedelta(seconds=self._timeout)
+        wait = timedelta(seconds=min(self._timeout, LONGEST))
         try:
             self._store, rank, size = next(rendezvous("env://", self.rank, self.size, timeout=wait))
             cuda = torch.cuda.is_available() and dist.is_nccl_available()
@@ -86,17 +88,21 @@ class Ranks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Say how it ended, and part; a run that is ended from outside says which rank had died before."""
+        """Say how it ended, and part; a run that is ended from outside says which rank had failed or died before."""
         try:
             with contextlib.suppress(RuntimeError):  # the store has gone with the rank that held it
-                self._leave(error)
-                stopped = error is not None and not isinstance(error, HeadscopeError) and not self._supervisor
+                stopped = error is not None and not isinstance(error, HeadscopeError)
+                failed = self._ended("failed") if stopped else None  # for which whoever started the ranks ends them
+                self._leave(failed or error)
+                stopped = stopped and failed is None and not self._supervisor
                 for rank in self._others if stopped else ():
                     self._standing_still("beat", rank)
                 if stopped or self.rank == 0:  # which may hold the store
                     self._wait(lambda: all(self._word("left", rank) for rank in self._others), PARTING)
                 if stopped:
                     self._require_beats(PARTING - 4 * BEAT)
+                if failed is not None:
+                    raise failed
         finally:
             self._stop.set()
             self._heart.join()
@@ -155,13 +161,19 @@ class Ranks:
         if self._supervisor and os.getppid() != self._supervisor:
             raise RankError(self.rank, "has lost the process that started it", hint=self._hint)
         with self._lost():
-            for rank in self._others:
-                left = self._word("left", rank)
-                if left and json.loads(left)["end"] != "done":
-                    said = json.loads(left)
-                    message = said.get("message", "was ended")
-                    raise RankError(said.get("rank", rank), message, hint=said.get("hint") or self._hint)
+            ended = self._ended("failed", "stopped")
+            if ended is not None:
+                raise ended
             self._require_beats(SILENCE)
+
+    def _ended(self, *ends: str) -> RankError | None:
+        """The error that tells of the first other rank that has left in one of these ways."""
+        for rank in self._others:
+            said = json.loads(self._word("left", rank) or b"{}")
+            if said.get("end") in ends:
+                message = said.get("message", "was ended")
+                return RankError(said.get("rank", rank), message, hint=said.get("hint") or self._hint)
+        return None
 
     def _require_beats(self, silence: float) -> None:
         for rank in self._others:

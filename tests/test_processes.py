@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,9 @@ from headscope import launching, ranks
 from headscope.cli import _run
 from headscope.cli.talk import Lines, Pace
 from headscope.errors import RankError, UsageError
+from headscope.interrupt import Interrupted, Terminated
 from headscope.launching import Standing, standing
+from headscope.study import Study
 
 VIT = SAMPLES / "vit-digits"
 DATA = ("--data", VIT / "test.csv")
@@ -73,6 +76,10 @@ def test_what_cannot_be_shared_is_refused(run: Run, tmp_path: Path, monkeypatch:
     assert refused(run("inspect", VIT, *DATA, "--processes", "2", "--timeout", "0"), 2, "--timeout 0")
     assert refused(run("inspect", VIT, *DATA, "--work", VIT / "config.json"), 2, "is a file, not a folder")
     assert refused(run("inspect", VIT, *DATA, "--work", tmp_path / "a" / "b"), 1, "does not exist")
+    model = shutil.copytree(VIT, tmp_path / "model")
+    assert refused(run("inspect", model, *DATA, "--work", f"{model}/."), 2, "is the folder of a model")
+    both = ("prune", VIT, *DATA, "--ratio", "0.3", "-o", tmp_path / "out", "--work", tmp_path / "out")
+    assert refused(run(*both), 2, "is the folder of a model")
     for name, value in {"WORLD_SIZE": "3", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     assert refused(run("inspect", VIT, *DATA, "--processes", "2"), 2, "WORLD_SIZE promises 3")
@@ -82,6 +89,31 @@ def test_what_cannot_be_shared_is_refused(run: Run, tmp_path: Path, monkeypatch:
     for words in (["prune", VIT, "--ratio", "0.3", "--dry-run"], ["inspect", VIT, "--by", "model"], dry):
         ran = run(*words)
         assert (ran.out, ran.err) == ("", ""), "rank 0 speaks for all"
+
+
+def test_a_metric_that_does_not_fit_is_refused_before_anything_is_scored(run: Run, tmp_path: Path) -> None:
+    words = ("prune", VIT, *DATA, "--limit", "8", "--criterion", "importance", "--metric", "perplexity")
+    kept = ("--ratio", "0.3", "-o", tmp_path / "out", "--work", tmp_path / "work")
+    assert refused(run(*words, *kept), 2, "metric perplexity does not fit image-classification")
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(("stop", "code", "word"), [(Interrupted, 130, "interrupted"), (Terminated, 143, "terminated")])
+def test_a_run_that_is_stopped_says_how_it_goes_on(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: type[BaseException], code: int, word: str
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise stop
+
+    monkeypatch.setattr(Study, "scores", stopped)
+    monkeypatch.setattr(launching, "start", stopped)
+    words, work = ("inspect", VIT, *DATA, "--limit", "4"), tmp_path / "work"
+    for more in ((), ("--processes", "2")):
+        ran = run(*words, "--work", work, *more)
+        hint = f"hint: the same command goes on from the finished units in {work}"
+        assert (ran.code, ran.out, ran.err) == (code, "", f"error: {word}\n{hint}\n")
+    ran = run(*words)
+    assert (ran.code, ran.out, ran.err) == (code, "", f"error: {word}\n"), "nothing was kept"
 
 
 def _children(*programs: str) -> list[subprocess.Popen[bytes]]:
@@ -110,8 +142,52 @@ def test_rank_0_tells_the_errors_of_all(monkeypatch: pytest.MonkeyPatch) -> None
     wait = "import sys, time; time.sleep(0.3); sys.exit(3)"
     assert launching.watch(_children(wait, "import sys; sys.exit(1)"), hint="") == 3
     monkeypatch.setattr(launching, "OTHERS", 1.0)
-    with pytest.raises(RankError, match="rank 1 failed with exit code 1"):
-        launching.watch(_children(SLEEP, "import sys; sys.exit(1)"), hint="")
+    failing = "import sys, time; time.sleep(0.5); sys.exit(1)"
+    for code in (3, launching.TERMINATED):
+        asked = f"import signal, sys; signal.signal(15, lambda *_: sys.exit({code})); {SLEEP}"
+        if code == 3:
+            assert launching.watch(_children(asked, failing), hint="") == 3, "told when it was asked to end"
+            continue
+        with pytest.raises(RankError, match="rank 1 failed with exit code 1"):
+            launching.watch(_children(asked, failing), hint="")
+
+
+def test_ranks_start_anew_under_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torchrun tells its own process, which holds no store, is not for those that it starts."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    asks = "import os, sys; sys.exit(os.environ['TORCHELASTIC_USE_AGENT_STORE'] == 'True')"
+    assert launching.watch(launching.start([sys.executable, "-S", "-c", asks], 2), hint="") == 0
+
+
+def test_ranks_import_nothing_that_their_command_would_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`headscope` does not look for modules where it is started, as `python -m headscope` does."""
+    (tmp_path / "typer.py").write_text("raise SystemExit('the user has a typer of his own')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["headscope", "--version"])
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    ran = subprocess.run(launching.this_command(), capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0 and ran.stdout.startswith("headscope ")
+    sys.path.insert(0, str(tmp_path))
+    ran = subprocess.run(launching.this_command(), capture_output=True, text=True, timeout=60)
+    assert "a typer of his own" in ran.stderr
+
+
+NOISE = """
+from headscope.cli import _prepare
+_prepare()
+import datetime
+from torch.distributed import TCPStore
+try:
+    TCPStore("127.0.0.1", 1, 2, False, datetime.timedelta(seconds=1))
+except RuntimeError as error:
+    print("told")
+"""
+
+
+def test_what_ranks_lose_is_told_in_a_line_without_backtraces() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TORCH_CPP_LOG_LEVEL"}
+    ran = subprocess.run([sys.executable, "-c", NOISE], capture_output=True, text=True, timeout=120, env=environment)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "told\n", "")
 
 
 def test_a_line_a_minute_tells_rate_and_time_left() -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from headscope import shares, work
 from headscope.data import DataOptions, load_examples
 from headscope.errors import HeadscopeError, OutputError, WorkError
+from headscope.fingerprints import difference
 from headscope.gated_rows import GatedRows
 from headscope.likeness import Question, compare_heads
 from headscope.measures import Outputs
@@ -313,6 +314,30 @@ def test_b112_any_number_of_ranks_gives_the_bits_of_one(
         assert one.error == "" and same_bits(one.given, undisturbed)
 
 
+def test_ranks_on_machines_of_their_own_need_no_common_folder(
+    opened: Opened, undisturbed: dict[str, Tensor], tmp_path: Path
+) -> None:
+    """Each makes the folder where it is, and each clears its own to start anew."""
+
+    def job(ranks: Ranks) -> dict[str, Tensor]:
+        kept = WorkFolder(tmp_path / f"machine-{ranks.rank}", anew=True)
+        return numbers(study_of(opened, Share(ranks, kept)).scores(MEASURES))
+
+    for _ in range(2):
+        begin = time.time_ns()
+        for one in forked(2, job, tmp_path):
+            assert one.error == "" and same_bits(one.given, undisturbed)
+        for rank in (0, 1):
+            files = sorted((tmp_path / f"machine-{rank}").iterdir())
+            assert [path.name for path in files] == [f"pass-1-unit-{n:06d}.safetensors" for n in range(rank, 6, 2)]
+            assert min(path.stat().st_mtime_ns for path in files) > begin - 10**9
+
+
+def test_ranks_may_wait_as_long_as_anyone_says(tmp_path: Path) -> None:
+    for one in forked(2, lambda ranks: ranks.meet(), tmp_path, timeout=1e15):
+        assert one.error == ""
+
+
 def test_ranks_compare_pairs_as_one_process_does(opened: Opened, tmp_path: Path) -> None:
     wanted = likeness(study_of(opened))
     for one in forked(2, lambda ranks: likeness(study_of(opened, Share(ranks))), tmp_path):
@@ -394,6 +419,50 @@ def test_an_error_of_one_rank_is_told_by_the_others(opened: Opened, tmp_path: Pa
     first, second = forked(2, job, tmp_path)
     assert first.error == "RankError: rank 1 failed: the disk is made of cheese (another disk)"
     assert second.error == "HeadscopeError: the disk is made of cheese (another disk)"
+
+
+def test_a_rank_that_is_ended_because_another_failed_tells_why(opened: Opened, tmp_path: Path) -> None:
+    """In a long batch it does not look by itself, and its launcher only knows an exit code."""
+    failed = tmp_path / "failed"
+
+    def job(ranks: Ranks) -> None:
+        def told(done: int, total: int) -> None:
+            if ranks.rank == 1:
+                failed.touch()
+                raise HeadscopeError("the disk is made of cheese", hint="another disk")
+            while not failed.exists():
+                time.sleep(0.01)
+            time.sleep(1.0)
+            raise KeyboardInterrupt
+
+        ranks._supervisor = os.getppid()
+        study_of(opened, Share(ranks)).scores(MEASURES, progress=told)
+
+    first, _ = forked(2, job, tmp_path)
+    assert first.error == "RankError: rank 1 failed: the disk is made of cheese (another disk)"
+
+
+def test_a_long_value_is_shown_where_it_differs() -> None:
+    pairs = "attention of pairs, hellinger of pairs, output of pairs, cosine of pairs"
+    said = difference({"measures": pairs}, {"measures": f"{pairs}, qk of pairs"})
+    assert said == f"measures is '…{pairs[-30:]}, qk of pairs' and was '…{pairs[-30:]}'"
+    assert difference({"seed": "1"}, {"seed": "10"}) == "seed is '10' and was '1'"
+
+
+def test_code_that_comes_with_a_model_stands_in_the_fingerprint(opened: Opened, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(opened.study.loaded.location.folder, folder)
+    loaded, examples = load(str(folder), opened.study.options.load), opened.study.examples
+    study = Study(loaded, examples, opened.study.options)
+
+    def found(code: str) -> dict[str, str]:
+        (folder / "modeling_own.py").write_text(code)
+        return study.fingerprint(batches(study))
+
+    assert found("a = 1") == found("a = 2"), "a file beside a model of transformers' own changes nothing"
+    loaded.model.__class__ = type("Own", (type(loaded.model),), {"__module__": "transformers_modules.own.modeling_own"})
+    gap = difference(found("a = 1"), found("a = 2"))
+    assert gap is not None and gap.startswith("code of the model is")
 
 
 def test_options_of_the_data_stand_in_the_fingerprint(opened: Opened) -> None:

@@ -16,7 +16,7 @@ from types import TracebackType
 import typer
 
 from headscope.cli import env, evaluate, explain, inspect, prune, similarity
-from headscope.errors import HeadscopeError, nearest
+from headscope.errors import HeadscopeError, Stopped, nearest
 from headscope.interrupt import SUPERVISOR, Terminated, answer_at_once
 
 app = typer.Typer(
@@ -71,7 +71,7 @@ def _run() -> int:
         sys.stdout.flush()
         return code
     except HeadscopeError as error:
-        if os.environ.get("HEADSCOPE_DEBUG") == "1":
+        if os.environ.get("HEADSCOPE_DEBUG") == "1" and not isinstance(error, Stopped):
             raise
         return _fail(str(error), error.hint, error.exit_code, lost=getattr(error, "rank", None))
     except _UsageError as error:
@@ -153,6 +153,7 @@ def _prepare() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else every rank that outlives another prints a backtrace
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,7 +12,8 @@ import typer
 
 from headscope import launching
 from headscope.cli.settings import Settings
-from headscope.errors import UsageError
+from headscope.errors import Stopped, UsageError
+from headscope.interrupt import SUPERVISOR, Terminated
 from headscope.places import require_folder
 
 if TYPE_CHECKING:
@@ -74,6 +76,19 @@ def consider(given: Settings) -> None:
         raise UsageError("data from standard input (-) can be read by one process only", hint="give a file")
     if raw["work"] is not None:
         require_folder(raw["work"])
+        _require_no_model(given)
+
+
+def _require_no_model(given: Settings) -> None:
+    """Refuse to keep units among the weights that are read, which they would change, or where a checkpoint goes.
+
+    Raises:
+        UsageError: the folder is that of a model.
+    """
+    raw = given.raw
+    folders = filter(None, [given.model, *raw.get("models", ()), raw.get("other"), raw.get("folder")])
+    if os.path.realpath(raw["work"]) in map(os.path.realpath, folders):
+        raise UsageError(f"--work {raw['work']} is the folder of a model", hint="name another, for the units alone")
 
 
 def fan_out(given: Settings, models: Sequence[str] = ()) -> None:
@@ -90,8 +105,9 @@ def fan_out(given: Settings, models: Sequence[str] = ()) -> None:
         return
     for model in models or [given.model]:
         replace(given, model=model).check_model()
-    ranks = launching.start(launching.this_command(), given.processes)
-    raise typer.Exit(launching.watch(ranks, hint=_hint(given)))
+    with _going_on(given):
+        ranks = launching.start(launching.this_command(), given.processes)
+        raise typer.Exit(launching.watch(ranks, hint=_hint(given)))
 
 
 @contextlib.contextmanager
@@ -112,10 +128,27 @@ def sharing(given: Settings) -> Iterator[Share]:
     raw = given.raw
     work = None if raw["work"] is None else WorkFolder(raw["work"], anew=raw["resume"] == "never")
     if given.standing.world == 1:
-        yield Share(work=work)
+        with _going_on(given):
+            yield Share(work=work)
         return
-    with Ranks(given.standing, timeout=given.timeout or TIMEOUT, hint=_hint(given)) as ranks:
+    with _going_on(given), Ranks(given.standing, timeout=given.timeout or TIMEOUT, hint=_hint(given)) as ranks:
         yield Share(ranks, work)
+
+
+@contextlib.contextmanager
+def _going_on(given: Settings) -> Iterator[None]:
+    """Let a run that is stopped from outside, and keeps its units, say how it goes on.
+
+    Raises:
+        Stopped: it was.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, Terminated) as error:
+        if given.raw["work"] is None or SUPERVISOR in os.environ:
+            raise
+        word, code = ("terminated", 143) if isinstance(error, Terminated) else ("interrupted", 130)
+        raise Stopped(word, code, hint=_hint(given)) from None
 
 
 def _hint(given: Settings) -> str:
