@@ -17,7 +17,6 @@ from headscope.evaluation import Judgement, Run, judge
 from headscope.examples import Batch
 from headscope.losses import Distribution
 from headscope.mending import Mender
-from headscope.metrics import choose_metric
 from headscope.objective import Objective
 from headscope.output_weights import Patch
 from headscope.plan import Plan
@@ -62,7 +61,6 @@ class Trials:
         loaded = study.loaded
         self.objective = Objective(loaded.model, loaded.task, study.sites)
         self.batches = batches(study)
-        choose_metric(metric, loaded.task, loaded.task_name, self.batches)  # one that does not fit is refused at once
 
     @property
     def unit(self) -> str:
