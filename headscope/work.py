@@ -85,14 +85,22 @@ class WorkFolder:
             OutputError: the disk is full or the folder has gone.
         """
         path = self._path(number, unit)
+        with told(path):
+            try:
+                self._write(path, state, fingerprint)
+            except FileNotFoundError:
+                if not self.folder.is_dir():
+                    raise
+                self._write(path, state, fingerprint)  # a run that begins here too took the half-written for left over
+
+    def _write(self, path: Path, state: State, fingerprint: Fingerprint) -> None:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            with told(path):
-                tensors = {name: value.contiguous() for name, value in state.items()}
-                save_file(tensors, temporary, metadata={"fingerprint": json.dumps(fingerprint)})
-                _flush(temporary)
-                os.replace(temporary, path)
-                _flush(self.folder)
+            tensors = {name: value.contiguous() for name, value in state.items()}
+            save_file(tensors, temporary, metadata={"fingerprint": json.dumps(fingerprint)})
+            _flush(temporary)
+            os.replace(temporary, path)
+            _flush(self.folder)
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)

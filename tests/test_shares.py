@@ -240,6 +240,23 @@ def test_b109_a_full_or_vanished_folder_is_one_error(
         assert [path.name for path in sorted(folder.iterdir())] == [f"pass-1-unit-00000{n}.safetensors" for n in (0, 1)]
 
 
+def test_a_second_run_that_begins_in_the_same_folder_breaks_no_unit_of_the_first(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = save_file, []
+
+    def save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+        calls.append(path)
+        real(tensors, path, metadata=metadata)
+        if len(calls) == 3:
+            WorkFolder(tmp_path).prepare()
+
+    monkeypatch.setattr(work, "save_file", save)
+    study_of(opened, Share(work=WorkFolder(tmp_path))).scores(["importance"])
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [f"pass-1-unit-00000{n}.safetensors" for n in range(6)]
+    assert len(calls) == 7
+
+
 def _tokens(count: int, seed: int, first: int, mean: float) -> Outputs:
     draw = torch.Generator().manual_seed(seed)
     z = tuple(torch.randn(count, 2, 3, generator=draw, dtype=torch.float64) + mean for _ in range(2))
