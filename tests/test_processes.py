@@ -26,6 +26,7 @@ from task_cases import CASES, open_case
 
 from headscope import launching, ranks
 from headscope.cli import _run
+from headscope.cli.settings import Settings
 from headscope.cli.talk import Lines, Pace
 from headscope.errors import RankError, UsageError
 from headscope.interrupt import Interrupted, Terminated
@@ -49,6 +50,24 @@ def test_where_a_process_stands_is_read_from_the_environment() -> None:
     for wrong in ({"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "2"} | place, {"WORLD_SIZE": "two", "RANK": "0"}):
         with pytest.raises(UsageError):
             standing(wrong)
+
+
+@pytest.mark.parametrize("words", [("inspect", VIT), ("prune", VIT, "--ratio", "0.3")])
+def test_rank_0_alone_needs_the_folder_of_the_report(
+    words: tuple[object, ...], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other machines may have none; there, what follows is the check of the model."""
+
+    def reached(given: Settings) -> None:
+        raise LookupError("went on")
+
+    monkeypatch.setattr(Settings, "check_model", reached)
+    asked = (*words, *DATA, "-o", tmp_path / "absent" / "out.csv")
+    assert "absent" in run(*asked).err
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LookupError, match="went on"):
+        run(*asked)
 
 
 def test_what_cannot_be_shared_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ def prune(
     options = _options(given)
     given.check_outputs()
     output = None if given.dry_run else folder
-    if output is not None:
+    if output is not None and given.first:
         from headscope.folder_writing import check_target
 
         check_target(output, Path(model), force=shared["force"])

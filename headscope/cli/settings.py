@@ -136,7 +136,9 @@ class Settings:
             check_config(read_config(found.folder))
 
     def check_outputs(self) -> None:
-        """Refuse outputs that cannot be written before anything is computed."""
+        """Refuse outputs that cannot be written before anything is computed; rank 0 alone writes them."""
+        if not self.first:
+            return
         output, plot, force = self.raw["output"], self.raw["plot"], self.raw["force"]
         check_report(self.raw["format"], output, force)
         if plot is not None and plot == output:
