@@ -24,6 +24,11 @@ class Terminated(BaseException):
     """SIGTERM arrived: leave through the `with` blocks, so that nothing is left half-written."""
 
 
+def speaks() -> bool:
+    """Whether this process is the one that tells the user: the only one, or rank 0 of several."""
+    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
+
+
 def answer_at_once() -> None:
     """Let both signals end the process from now on, unless they are ignored, as Ctrl-C is under nohup.
 
@@ -44,7 +49,7 @@ def raise_interrupts() -> None:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     word, code = (b"interrupted", 130) if number == signal.SIGINT else (b"terminated", 143)
-    if SUPERVISOR not in os.environ:
+    if SUPERVISOR not in os.environ and speaks():
         os.write(2, b"error: " + word + b"\n")
     os._exit(code)
 

@@ -110,8 +110,18 @@ if where == 'the end':
 @pytest.mark.parametrize("where", ["headscope.cli", "typer", "headscope.cli.prune", "headscope.survey", "the end"])
 def test_interrupts_before_and_after_the_work(where, tmp_path, tiny):
     """Ctrl-C while the command line itself is loaded, and while Python leaves: one line at most, and no traceback."""
-    (tmp_path / "sitecustomize.py").write_text(INTERRUPT.format(where=where))
-    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    code, out, err = finish(start("inspect", tiny, "--by", "model", env={"PYTHONPATH": paths}))
+    code, out, err = finish(start("inspect", tiny, "--by", "model", env=_interrupted(where, tmp_path)))
     assert (code, err) == (130, b"error: interrupted\n")
     assert bool(out) is (where == "the end")
+
+
+@pytest.mark.parametrize(("rank", "told"), [("0", b"error: interrupted\n"), ("1", b"")])
+def test_of_several_processes_rank_0_tells_an_interrupt(rank, told, tmp_path, tiny):
+    ranks = {"RANK": rank, "WORLD_SIZE": "2"}
+    assert finish(start("inspect", tiny, env=_interrupted("typer", tmp_path) | ranks)) == (130, b"", told)
+
+
+def _interrupted(where, folder):
+    """The environment of a process that is interrupted when it imports `where`."""
+    (folder / "sitecustomize.py").write_text(INTERRUPT.format(where=where))
+    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}

@@ -17,7 +17,7 @@ import typer
 
 from headscope.cli import env, evaluate, explain, inspect, prune, similarity
 from headscope.errors import HeadscopeError, Stopped, nearest
-from headscope.interrupt import SUPERVISOR, Terminated, answer_at_once
+from headscope.interrupt import SUPERVISOR, Terminated, answer_at_once, speaks
 
 app = typer.Typer(
     name="headscope",
@@ -138,8 +138,7 @@ def _fail(message: str, hint: str | None, code: int, *, lost: int | None = None)
     """Say what went wrong: of several processes rank 0 does, for what went wrong in any; where it is `lost`, rank 1."""
     from headscope.reports._cells import safe_line
 
-    rank = os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE", "1") != "1" else "0"
-    if rank != "0" and not (rank == "1" and lost == 0):
+    if not speaks() and not (os.environ.get("RANK") == "1" and lost == 0):
         return code
     with contextlib.suppress(OSError, ValueError):
         print(f"error: {safe_line(message)}", file=sys.stderr)  # noqa: T201
