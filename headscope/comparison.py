@@ -22,8 +22,8 @@ from headscope.inspection import model_table
 from headscope.location import Location
 from headscope.losses import Distribution
 from headscope.memory import memory_errors
-from headscope.metrics import ACCURACY, F1, Array
-from headscope.models import LoadedModel, load
+from headscope.metrics import Array
+from headscope.models import load
 from headscope.objective import Objective
 from headscope.offload import home
 from headscope.provenance import Provenance
@@ -61,7 +61,7 @@ class Judged:
         rows = [_row(study, one, tokens) for study, one in zip(studies, found, strict=True)]
         pairs = zip(studies[1:], found[1:], strict=True)
         sentences = [_difference(studies[0], study, found[0], one) for study, one in pairs]
-        notes = [*_notes(studies, found[0]), *_choice(first, found[0], self.metric)]
+        notes = [*_notes(studies, found[0]), *found[0].remarks(self.metric)]
         if speed:
             timed = _timed(studies, rows, tokens, speed)
             rows, notes = timed.rows, [*notes, *timed.notes]
@@ -258,18 +258,6 @@ def _speed(timings: Sequence[Timing] | None, index: int) -> dict[str, Cell]:
     }
 
 
-def _choice(first: LoadedModel, found: Judgement, metric: str | None) -> list[str]:
-    """Why there is no loss, why F1 stands where accuracy might be expected, and what a lone class does to both."""
-    if found.loss is None and first.task.distribution is not Distribution.DIRECTION:
-        return ["the data has no labels for this model: neither loss nor metric is measured"]
-    notes: list[str] = []
-    if metric is None and found.measure is F1:
-        notes.append("f1 is the metric, since one class has more than 80 % of the labels")
-    if found.measure in (ACCURACY, F1) and found.predictions is not None and len(set(found.predictions.target)) == 1:
-        notes.append(f"all labels are of one class: {found.metric_name} says nothing about telling classes apart")
-    return notes
-
-
 def _notes(studies: Sequence[Study], found: Judgement) -> list[str]:
     """What a reader of the report should know, with the model's name where there are several."""
     notes: list[str] = []
@@ -277,5 +265,8 @@ def _notes(studies: Sequence[Study], found: Judgement) -> list[str]:
         prefix = f"{study.loaded.location.name}: " if len(studies) > 1 else ""
         notes += [f"{prefix}{note}" for note in study.loaded.notes]
         notes += [f"{prefix}not analysed: {problem}" for problem in study.discovery.problems]
-    examples = studies[0].examples
-    return [*notes, *(examples.notes if examples else ()), *found.notes]
+    first = studies[0]
+    notes += [*(first.examples.notes if first.examples else ()), *found.notes]
+    if found.loss is None and first.loaded.task.distribution is not Distribution.DIRECTION:
+        notes.append("the data has no labels for this model: neither loss nor metric is measured")
+    return notes

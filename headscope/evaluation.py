@@ -19,7 +19,7 @@ from headscope.examples import Batch
 from headscope.fingerprints import Fingerprint
 from headscope.losses import Distribution, choices, losses
 from headscope.memory import in_halves
-from headscope.metrics import Metric, Predictions, choose_metric
+from headscope.metrics import ACCURACY, F1, Metric, Predictions, choose_metric
 from headscope.objective import CHUNK_VALUES
 from headscope.shares import Progress, Share
 from headscope.states import State, noted, packed, under, within
@@ -56,6 +56,17 @@ class Judgement:
     def divergence(self) -> float:
         """Mean divergence from the first model over examples; 0 for the first."""
         return float(self.divergences.mean())
+
+    def remarks(self, asked: str | None) -> list[str]:
+        """Why F1 stands where accuracy might be expected, and what a lone class does to both; `asked` is the metric
+        that was asked for.
+        """
+        notes: list[str] = []
+        if asked is None and self.measure is F1:
+            notes.append("f1 is the metric, since one class has more than 80 % of the labels")
+        if self.measure in (ACCURACY, F1) and self.predictions is not None and len(set(self.predictions.target)) == 1:
+            notes.append(f"all labels are of one class: {self.metric_name} says nothing about telling classes apart")
+        return notes
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ class Pruning:
         else:
             selection = select(self.study, request, trials, seed=seed, mender=self.mender, known=self.known)
         verdict = trials.judged(selection.plan) if trials is not None and judge else None
-        self.notes += selection.notes
+        self.notes += [*selection.notes, *(verdict.notes if verdict is not None else ())]
         self.notes += [f"not analysed: {problem}" for problem in self.study.discovery.problems]
         if verdict is not None and self.mender is not None:
             self.notes += [NO_REPAIR] if verdict.repair is None else verdict.repair.notes

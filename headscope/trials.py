@@ -41,6 +41,7 @@ class Verdict:
     repair: Repair | None = None
     increase: Interval | None = None
     unit: str = "nats"
+    notes: tuple[str, ...] = ()
 
     @property
     def final(self) -> Quality:
@@ -85,6 +86,7 @@ class Trials:
             repair=repair,
             increase=_increase(whole, final, seed=self.study.options.seed),
             unit=self.unit,
+            notes=tuple(whole.remarks(self.metric)),
         )
 
     def compared(self, plans: Sequence[Plan]) -> list[Quality]:

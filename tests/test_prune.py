@@ -301,6 +301,17 @@ def test_what_became_of_held_out_data_is_said(run: Run, samples: Path, tmp_path:
     assert "note: --eval-data: --limit 8 is more than there are: all 3 examples are used" in ran.err
 
 
+def test_why_f1_is_the_metric_is_said_as_by_evaluate(run: Run, samples: Path, tmp_path: Path) -> None:
+    source, skewed = samples / "vit-digits", tmp_path / "skewed.csv"
+    header, *rows = (source / "test.csv").read_text().splitlines()
+    skewed.write_text("\n".join([header, *("3" + row[row.index(",") :] for row in rows[:10])]))  # the label comes first
+    given = ("--data", source / "dev.csv", "--eval-data", skewed, "--limit", 10, "--heads", "0:0", "--no-compensate")
+    ran = run("prune", source, *given, "-o", tmp_path / "pruned")
+    assert ran.code == 0, ran.err
+    assert "note: f1 is the metric, since one class has more than 80 % of the labels" in ran.err
+    assert "note: all labels are of one class: f1 says nothing" in ran.err
+
+
 @pytest.mark.usefixtures("in_process")
 def test_a_divergence_of_directions_is_not_in_nats(tmp_path: Path) -> None:
     open_case(CASES["embedding"], tmp_path)
