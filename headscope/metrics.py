@@ -218,6 +218,16 @@ METRICS = {metric.name: metric for metric in (ACCURACY, F1, TOKEN_ACCURACY, EXAC
 """Every metric by its name on the command line."""
 
 
+def require_known(name: str) -> None:
+    """Refuse a metric that is none, whatever the data.
+
+    Raises:
+        UsageError: there is no such metric.
+    """
+    if name not in METRICS:
+        raise UsageError(f"no metric {name!r}", hint=nearest(name, METRICS))
+
+
 def choose_metric(name: str | None, task: Task, task_name: str, batches: Sequence[Batch]) -> Metric | None:
     """The metric `name`, or the task's own; None where nothing is right or wrong (no labels, or an embedding).
 
@@ -228,8 +238,8 @@ def choose_metric(name: str | None, task: Task, task_name: str, batches: Sequenc
     Raises:
         UsageError: there is no such metric, or it does not fit the task or its data.
     """
-    if name is not None and name not in METRICS:
-        raise UsageError(f"no metric {name!r}", hint=nearest(name, METRICS))
+    if name is not None:
+        require_known(name)
     labelled = all(batch.labelled for batch in batches)
     fitting = {metric.name: metric for metric in _fitting(task, batches)} if labelled else {}
     if name is None:

@@ -10,7 +10,7 @@ import typer
 from headscope.cli import options as opt
 from headscope.cli import processes
 from headscope.cli.settings import Settings, settings
-from headscope.errors import UsageError, nearest
+from headscope.errors import UsageError
 
 _METRICS = "accuracy, f1, token-accuracy, exact-match, perplexity, pearson, r2 or mse"
 
@@ -80,9 +80,9 @@ def _batch_sizes(value: str) -> list[int]:
 def _foresee(given: Settings, metric: str | None, speed: bool) -> None:
     """Refuse a metric and columns that do not exist before anything slow."""
     from headscope.comparison_columns import columns_of
-    from headscope.metrics import METRICS
+    from headscope.metrics import require_known
 
-    if metric is not None and metric not in METRICS:
-        raise UsageError(f"no metric {metric!r}", hint=nearest(metric, METRICS))
+    if metric is not None:
+        require_known(metric)
     if not given.dry_run:
         given.require_columns([column.name for column in columns_of(speed=speed)])

@@ -127,12 +127,12 @@ def sharing(given: Settings) -> Iterator[Share]:
 
     raw = given.raw
     work = None if raw["work"] is None else WorkFolder(raw["work"], anew=raw["resume"] == "never")
-    if given.standing.world == 1:
-        with _going_on(given):
+    with _going_on(given):
+        if given.standing.world == 1:
             yield Share(work=work)
-        return
-    with _going_on(given), Ranks(given.standing, timeout=given.timeout or TIMEOUT, hint=_hint(given)) as ranks:
-        yield Share(ranks, work)
+            return
+        with Ranks(given.standing, timeout=given.timeout or TIMEOUT, hint=_hint(given)) as ranks:
+            yield Share(ranks, work)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from headscope.cli import options as opt
 from headscope.cli import processes
 from headscope.cli.curves import as_curve, show_curve
 from headscope.cli.settings import Settings, settings
-from headscope.errors import UsageError, nearest
+from headscope.errors import UsageError
 
 if TYPE_CHECKING:
     from headscope.pruning import PruneOptions
@@ -177,13 +177,12 @@ def _consider(given: Settings) -> None:
         raise UsageError("--compensate fits to data, and there is none", hint="give --data FILE")
     if raw["eval_data"] is not None and given.data is None:
         raise UsageError("--eval-data goes with --data")
-    if raw["metric"] is not None and given.data is None:
-        raise UsageError("--metric is measured on data, and there is none", hint="give --data FILE")
     if raw["metric"] is not None:
-        from headscope.metrics import METRICS
+        if given.data is None:
+            raise UsageError("--metric is measured on data, and there is none", hint="give --data FILE")
+        from headscope.metrics import require_known
 
-        if raw["metric"] not in METRICS:
-            raise UsageError(f"no metric {raw['metric']!r}", hint=nearest(raw["metric"], METRICS))
+        require_known(raw["metric"])
 
 
 def _options(given: Settings) -> PruneOptions:
